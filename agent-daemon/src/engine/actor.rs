@@ -21,8 +21,9 @@ use super::{
     handle::{Channels, Done, Message, Reply},
     health,
     kernel::Open,
-    last_good::LastGood,
-    memory, open_sockets, reload, requests, systemd, tuner,
+    memory, open_sockets, reload, requests,
+    store::LastGood,
+    systemd, tuner,
 };
 
 /// Time the engine gets to end after a stop. The daemon's own steps use the rest of two seconds.
@@ -276,7 +277,7 @@ impl Actor {
         let engine = &mut self.engine;
         engine.walks.cancel();
         engine.events.end();
-        engine.control.store_tuning();
+        engine.control.save_last(&mut engine.store.tuning);
         engine.probing.finish(begin + JOBS_LIMIT);
         engine.walks.finish(begin + JOBS_LIMIT);
         detach::leave(engine)

@@ -25,10 +25,9 @@ use super::{
     config::EngineConfig,
     control::Control,
     desired::{Desired, Resolved},
-    detach_mark::{DETACHED, DetachMark},
     detachment::Detachment,
     error::{EngineError, refused},
-    files::ConfigFiles,
+    files::{ConfigFiles, load_desired},
     handle::Message,
     jobs::{
         comparing::Comparing,
@@ -37,10 +36,9 @@ use super::{
         walk::{self, Walks},
     },
     kernel::{ManagedKernel, Open},
-    last_good::LastGood,
     snapshot::{Health, Shared, Snapshot},
     status::status_line,
-    store::RuntimeStore,
+    store::{LastGood, NOT_ACTIVE, Store},
     systemd::Systemd,
 };
 use crate::problem::Problem;
@@ -63,7 +61,7 @@ pub(super) struct Engine {
     pub(super) resolved: Arc<Resolved>,
     pub(super) kernel: ManagedKernel,
     pub(super) control: Control,
-    pub(super) store: RuntimeStore,
+    pub(super) store: Store,
     pub(super) files: ConfigFiles,
     pub(super) detachment: Detachment,
     pub(super) events: Events,
@@ -112,11 +110,11 @@ impl Engine {
     ) -> anyhow::Result<Self> {
         let config = Arc::new(config);
         let agent = &config.config.agent;
-        let (desired, store, lost) = super::files::load_desired(&config)?;
-        let (mut control, desired) = Control::start(agent, desired);
-        let mut mark = DetachMark::new(agent);
+        let (mut store, learnt) = Store::open(agent, last_good);
+        let (desired, lost) = load_desired(&config, &mut store.runtime)?;
+        let (mut control, desired) = Control::start(agent, desired, learnt, &mut store.tuning);
         let by_configuration = (!agent.attach).then_some(Caller::CONFIGURATION);
-        let detached_by = mark.load().or(by_configuration);
+        let detached_by = store.mark.load().or(by_configuration);
 
         let resolved = Arc::new(desired.resolve()?);
         let starting = snapshots.borrow().clone();
@@ -141,8 +139,9 @@ impl Engine {
         // The start has read all maps, and has written each difference.
         comparing.all_compared(now_s(), Duration::ZERO);
         let warnings = lost.into_iter().collect();
+        store.last_good.commit();
         let mut engine = Self {
-            files: ConfigFiles::start(config.clone(), last_good, &cause, warnings),
+            files: ConfigFiles::start(config.clone(), &cause, warnings),
             config,
             resolved,
             kernel,
@@ -150,7 +149,6 @@ impl Engine {
             store,
             detachment: Detachment {
                 by: detached_by,
-                mark,
                 restoring: None,
                 is_draining,
             },
@@ -203,7 +201,12 @@ impl Engine {
             Persist::Later => (None, false),
         };
         let mut draft = match stages_runtime {
-            true => Some(self.store.stage(runtime).map_err(EngineError::Unsaved)?),
+            true => Some(
+                self.store
+                    .runtime
+                    .stage(runtime)
+                    .map_err(EngineError::Unsaved)?,
+            ),
             false => None,
         };
 
@@ -217,7 +220,7 @@ impl Engine {
             (Some((edit, draft)), _) => edit.commit(draft),
             (None, Persist::Runtime) => draft
                 .take()
-                .map_or(Ok(()), |draft| self.store.commit(draft)),
+                .map_or(Ok(()), |draft| self.store.runtime.commit(draft)),
             (None, _) => Ok(()),
         };
         if let Err(unsaved) = committed {
@@ -230,15 +233,15 @@ impl Engine {
         let desired = &self.resolved.desired;
         if runtime_changes
             && !matches!(persist, Persist::Runtime)
-            && !draft.is_some_and(|draft| self.store.commit(draft).is_ok())
+            && !draft.is_some_and(|draft| self.store.runtime.commit(draft).is_ok())
         {
-            self.store.save(&desired.runtime);
-            change.unsaved = self.store.problem();
+            self.store.runtime.save(&desired.runtime);
+            change.unsaved = self.store.runtime.problem().cloned();
         }
         if desired.host != before.desired.host {
             self.kernel.set_host_defaults(desired.host);
         }
-        self.control.follow(desired);
+        self.control.follow(desired, &mut self.store.tuning);
 
         // Audit. The tuner has logged its decisions, which cover no further connection.
         if !cause.is_tuner() {
@@ -286,8 +289,7 @@ impl Engine {
     fn health(&mut self) -> Health {
         let known = &mut self.problems;
         let mut problems: Vec<String> = self.kernel.problems().cloned().collect();
-        let mut warnings = Vec::from_iter(self.store.problem());
-        warnings.extend(self.detachment.mark.problem().cloned());
+        let mut warnings: Vec<String> = self.store.problems().collect();
         warnings.extend(known.unshaped.text().cloned());
         for other in self.probing.others() {
             if other.is_managed {
@@ -308,8 +310,8 @@ impl Engine {
         problems.extend(known.host.text().cloned());
         problems.extend(known.expiry.text().cloned());
         warnings.extend(known.metrics.text().cloned());
-        warnings.extend(self.files.warnings());
-        warnings.extend(self.control.problems());
+        warnings.extend(self.files.warnings.iter().cloned());
+        warnings.extend(self.control.problem().cloned());
         Health {
             problems,
             in_sync: self.kernel.in_sync(),
@@ -381,7 +383,7 @@ impl Engine {
         self.detachment.check_not_restoring()?;
         let kernel = self.kernel.kernel();
         let Some(kernel) = kernel.filter(|_| self.detachment.by.is_none()) else {
-            return refused(DETACHED);
+            return refused(NOT_ACTIVE);
         };
         check_can_walk(&self.config)?;
         let walker = kernel.walker(mode)?;

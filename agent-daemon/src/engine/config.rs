@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use rto_agent_core::{config::Config, policy::HostFacts, wire::kernel::Feature};
 
-use super::last_good::Refused;
+use super::store::Refused;
 
 /// What the daemon starts with.
 #[derive(Clone, Debug)]

@@ -18,20 +18,24 @@ use rto_agent_core::{
         holdout::Verdict,
         stats::ArmStatistics,
         tune::{TuneAction, TuneAnswer},
+        types::now_ms,
     },
 };
-use rto_agent_kernel::datapath::{DatapathError, KernelReader};
+use rto_agent_kernel::{
+    datapath::{DatapathError, KernelReader},
+    kernel::clock::boottime_ms,
+};
 use tracing::{error, info, warn};
 
 use super::{
     desired::{Desired, Resolved},
     error::EngineError,
     snapshot::Published,
-    tuning_store::TuningStore,
+    store::{TuningStore, boot_id},
 };
 use crate::{
     problem::Problem,
-    tuning::{Due, StateBefore, TICK_MS, Tuning},
+    tuning::{Due, Moment, StateBefore, Stored, TICK_MS, Tuning},
 };
 
 /// What is due of a policy.
@@ -85,7 +89,7 @@ pub(super) struct Decision {
 pub(super) struct Control {
     tuning: Tuning,
     tuned: Published<TuneAnswer>,
-    store: TuningStore,
+    clock: Clock,
     /// Time of the last tick. The tuner's pace at that moment decides when the next one is due.
     ticked: Option<Instant>,
     /// Why decisions are not in force, or counters cannot be read.
@@ -98,26 +102,29 @@ pub(super) struct Control {
 
 impl Control {
     /// Restores the learnt state of an earlier run, and makes the first decisions.
-    pub(super) fn start(agent: &AgentConfig, desired: Desired) -> (Self, Desired) {
-        let (store, stored) = TuningStore::open(agent);
+    pub(super) fn start(
+        agent: &AgentConfig,
+        desired: Desired,
+        learnt: Stored<'static>,
+        store: &mut TuningStore,
+    ) -> (Self, Desired) {
         let mut control = Self {
             tuning: Tuning::new(!agent.statistics),
             tuned: Published::default(),
-            store,
+            clock: Clock::continued(&learnt),
             ticked: None,
             problem: Problem::default(),
             is_blind: !agent.statistics,
             notes: Vec::new(),
         };
-        let now = control.store.now();
+        let (now, boot_id) = (control.clock.now(), &control.clock.boot_id);
         let policies = desired.policies();
-        let boot_id = control.store.boot_id();
         let tuning = &mut control.tuning;
-        let told = tuning.restore(stored, boot_id, now, &policies, &desired.host);
-        told.iter().for_each(log);
-        control.store.save_if_due(&mut control.tuning);
+        let events = tuning.restore(learnt, boot_id, now, &policies, &desired.host);
+        events.iter().for_each(log);
+        control.save_if_due(store);
         let desired = control.adjusted(&desired);
-        control.show(&desired.adjustments);
+        control.show(&desired.adjustments, store);
         (control, desired)
     }
 
@@ -135,12 +142,9 @@ impl Control {
         self.problem.becomes(Some(problem), |text| error!("{text}"));
     }
 
-    /// Why decisions are not applied, or not stored.
-    pub(super) fn problems(&self) -> impl Iterator<Item = String> {
-        let problem = self.problem.text().into_iter().cloned();
-        problem
-            .chain(self.store.problem())
-            .chain(self.store.warnings())
+    /// Why decisions are not applied.
+    pub(super) fn problem(&self) -> Option<&String> {
+        self.problem.text()
     }
 
     /// A desired state with the current decisions about its policies.
@@ -152,24 +156,29 @@ impl Control {
 
     /// Publishes the state of these policies only: with a thousand policies, publishing all would
     /// take as long as deciding.
-    pub(super) fn show_some(&self, policies: &BTreeSet<PolicyName>, in_force: &Adjustments) {
-        let now = self.store.now();
+    pub(super) fn show_some(
+        &self,
+        policies: &BTreeSet<PolicyName>,
+        in_force: &Adjustments,
+        store: &TuningStore,
+    ) {
+        let now = self.clock.now();
         self.tuned.send_modify(|answer| {
             // Copied only while a reader holds it.
             let answer = Arc::make_mut(answer);
             answer.at_ms = now.unix_ms;
-            answer.not_stored = self.store.problem();
+            answer.not_stored = store.problem().cloned();
             let changed = self.tuning.view_of(policies.iter(), now, in_force);
             answer.policies.extend(changed);
         });
     }
 
     /// Publishes the state of all policies. `in_force`: the decisions that were applied.
-    pub(super) fn show(&self, in_force: &Adjustments) {
-        let now = self.store.now();
+    pub(super) fn show(&self, in_force: &Adjustments, store: &TuningStore) {
+        let now = self.clock.now();
         self.tuned.send_replace(Arc::new(TuneAnswer {
             at_ms: now.unix_ms,
-            not_stored: self.store.problem(),
+            not_stored: store.problem().cloned(),
             policies: self.tuning.view(now, in_force),
         }));
     }
@@ -185,7 +194,7 @@ impl Control {
     /// Reads what is due, and decides.
     pub(super) fn tick(&mut self, reader: &dyn KernelReader, resolved: &Resolved) -> Decisions {
         self.ticked = Some(Instant::now());
-        let now = self.store.now();
+        let now = self.clock.now();
         let due = self.tuning.due(now.tuner_ms);
         let due: Vec<_> = due.map(|(name, due)| (name.clone(), due)).collect();
         let mut decisions = Decisions::default();
@@ -218,7 +227,7 @@ impl Control {
     }
 
     /// Logs and stores decisions.
-    pub(super) fn record(&mut self, items: &[StreamItem]) {
+    pub(super) fn record(&mut self, items: &[StreamItem], store: &mut TuningStore) {
         for item in items {
             match item {
                 StreamItem::Tuned(event) => log(event),
@@ -226,7 +235,7 @@ impl Control {
                 StreamItem::Event(_) | StreamItem::Lost { .. } => {}
             }
         }
-        self.store.save_if_due(&mut self.tuning);
+        self.save_if_due(store);
     }
 
     /// Decisions are in force, and the counters were read, unless there is a problem.
@@ -242,7 +251,7 @@ impl Control {
         desired: &Desired,
     ) -> Result<Decision, String> {
         let before = self.tuning.state_of(policy);
-        let acted = self.tuning.act(self.store.now(), policy, action);
+        let acted = self.tuning.act(self.clock.now(), policy, action);
         let acted = acted.ok_or_else(|| self.not_tuned(desired, action, policy))?;
         let timers = acted.timers.into_iter().map(StreamItem::Tuned);
         let verdict = acted.verdict.map(StreamItem::Verdict);
@@ -258,7 +267,7 @@ impl Control {
     }
 
     /// After a change: the tuner follows the policies that are now in force.
-    pub(super) fn follow(&mut self, desired: &Desired) {
+    pub(super) fn follow(&mut self, desired: &Desired, store: &mut TuningStore) {
         for policy in self.tuning.follow(&desired.policies(), &desired.host) {
             let note = format!(
                 "policy {policy}: fallback (harm) has ended: the policy's settings changed"
@@ -266,8 +275,8 @@ impl Control {
             info!(%policy, "{note}");
             self.notes.push(note);
         }
-        self.store.save_if_due(&mut self.tuning);
-        self.show(&desired.adjustments);
+        self.save_if_due(store);
+        self.show(&desired.adjustments, store);
     }
 
     /// The maps were re-created: the counters restart at 0.
@@ -330,9 +339,53 @@ impl Control {
         }
     }
 
+    /// Stores a transition at once, growing statistics once a minute.
+    fn save_if_due(&mut self, store: &mut TuningStore) {
+        let (has_changed, has_grown) = (self.tuning.has_changed(), self.tuning.has_grown());
+        if has_changed && store.is_writable() || has_grown && store.is_due() {
+            self.save(store);
+        }
+    }
+
     /// Stores what is not stored yet. Called when the engine stops.
-    pub(super) fn store_tuning(&mut self) {
-        self.store.save_last(&mut self.tuning);
+    pub(super) fn save_last(&mut self, store: &mut TuningStore) {
+        if self.tuning.has_changed() || self.tuning.has_grown() {
+            self.save(store);
+        }
+    }
+
+    fn save(&mut self, store: &mut TuningStore) {
+        let stored = self.tuning.stored(&self.clock.boot_id, self.clock.now());
+        if store.save(&stored) {
+            self.tuning.was_stored();
+        }
+    }
+}
+
+/// The clock of the tuner: it goes on after a restart and a boot.
+struct Clock {
+    boot_id: String,
+    /// Start values of the tuner's clock and of CLOCK_BOOTTIME, milliseconds.
+    began: (u64, u64),
+}
+
+impl Clock {
+    fn continued(learnt: &Stored<'_>) -> Self {
+        let (boot_id, boottime_ms) = (boot_id(), boottime_ms());
+        Self {
+            began: (learnt.now_ms(&boot_id, boottime_ms, now_ms()), boottime_ms),
+            boot_id,
+        }
+    }
+
+    fn now(&self) -> Moment {
+        let (tuner_ms, began_ms) = self.began;
+        let boottime_ms = boottime_ms();
+        Moment {
+            tuner_ms: tuner_ms.saturating_add(boottime_ms.saturating_sub(began_ms)),
+            boottime_ms,
+            unix_ms: now_ms(),
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 //! `rto-agent detach` and `attach`. A detachment lasts until it is undone, see
-//! [`DetachMark`](super::detach_mark::DetachMark).
+//! [`DetachMark`](super::store::DetachMark).
 
 use std::time::{Duration, Instant};
 
@@ -69,7 +69,7 @@ pub(super) fn detach(
 
 /// Detaches the program at once.
 pub(super) fn detach_now(engine: &mut Engine, by: Caller) -> Result<DetachAnswer, EngineError> {
-    let not_lasting = engine.detachment.mark.set(by);
+    let not_lasting = engine.store.mark.set(by);
     engine.walks.stop();
     // The thread loads a program over the pins that are about to be removed.
     engine.events.end();
@@ -136,10 +136,10 @@ pub(super) fn finish_draining(engine: &mut Engine) -> bool {
 fn not_detached(engine: &mut Engine, error: DatapathError) -> EngineError {
     let back = match engine.detachment.by {
         Some(by) => {
-            engine.detachment.mark.retry(Some(by));
+            engine.store.mark.retry(Some(by));
             Ok(())
         }
-        None => engine.detachment.mark.clear(),
+        None => engine.store.mark.clear(),
     };
     if let Err(e) = back {
         warn!("the next start is detached, though this detachment failed: {e}");
@@ -172,10 +172,11 @@ pub(super) fn attach(engine: &mut Engine, cause: &Cause) -> Result<ChangeAnswer,
         return refused(ATTACH_IS_OFF);
     }
     let detachment = &mut engine.detachment;
-    detachment.mark.clear().map_err(EngineError::Unsaved)?;
+    let mark = &mut engine.store.mark;
+    mark.clear().map_err(EngineError::Unsaved)?;
     engine.kernel.thaw();
     if let Err(e) = engine.kernel.attach_detached(&engine.resolved) {
-        let _ = detachment.mark.set(by); // Its problem says how it went.
+        let _ = mark.set(by); // Its problem says how it went.
         if detachment.is_draining {
             // Policies may have been written again.
             if let Err(e) = begin_draining(engine, Duration::ZERO) {
@@ -208,7 +209,7 @@ fn begin_restore(engine: &mut Engine, by: Caller) -> Result<Option<NotLasting>, 
             "the walk over open sockets is blocked; try again, or detach without --restore",
         );
     }
-    let not_lasting = engine.detachment.mark.set(by);
+    let not_lasting = engine.store.mark.set(by);
     let was_draining = engine.detachment.is_draining;
     let left = begin_draining(engine, Duration::ZERO);
     let walkers = left.and_then(|left| {

@@ -8,7 +8,6 @@ use rto_agent_core::{
 };
 
 use super::{
-    detach_mark::DetachMark,
     error::{EngineError, refused},
     handle::Reply,
 };
@@ -20,7 +19,6 @@ const DRAIN_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Detachment {
     /// The user that has detached the program.
     pub(super) by: Option<Caller>,
-    pub(super) mark: DetachMark,
     pub(super) restoring: Option<Restoring>,
     /// Detached, but the program stays until no socket with its timers is connecting.
     pub(super) is_draining: bool,

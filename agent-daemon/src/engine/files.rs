@@ -1,9 +1,9 @@
 //! The configuration files, and what was last read from them.
 
-use std::{path::PathBuf, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
 use rto_agent_core::{
-    config::{AgentConfig, Config, Files, FilesReader, ReadError},
+    config::{Config, Files, FilesReader, ReadError},
     progress,
     wire::types::ReloadView,
 };
@@ -14,19 +14,15 @@ use super::{
     audit::Cause,
     config::EngineConfig,
     desired::{Desired, LoadedConfig},
-    detach_mark,
     error::EngineError,
-    last_good::{self, LastGood},
     memory::{self, Need},
     store::RuntimeStore,
-    tuning_store,
 };
 
 /// Owns the configuration files, the result of reading them, and the last good configuration.
 pub(super) struct ConfigFiles {
     config: Arc<EngineConfig>,
     reader: FilesReader,
-    pub(super) last_good: LastGood,
     /// Fingerprint of the files last read, good or bad; `None` if they could not be read.
     pub(super) fingerprint: Option<u64>,
     pub(super) last_reload: ReloadView,
@@ -48,8 +44,8 @@ pub(super) struct Taken {
 /// lost.
 pub(super) fn load_desired(
     config: &EngineConfig,
-) -> anyhow::Result<(Desired, RuntimeStore, Option<String>)> {
-    let mut store = RuntimeStore::new(&config.config.agent.state_dir);
+    store: &mut RuntimeStore,
+) -> anyhow::Result<(Desired, Option<String>)> {
     memory::check(&Need::of_store(store.size()))?;
     let (saved, lost) = store.load()?;
     let files = Arc::new(LoadedConfig {
@@ -63,18 +59,12 @@ pub(super) fn load_desired(
     if desired.runtime != saved {
         store.save(&desired.runtime);
     }
-    Ok((desired, store, lost))
+    Ok((desired, lost))
 }
 
 impl ConfigFiles {
     /// After a start with this configuration, which is in force.
-    pub(super) fn start(
-        config: Arc<EngineConfig>,
-        mut last_good: LastGood,
-        cause: &Cause,
-        warnings: Vec<String>,
-    ) -> Self {
-        last_good.commit();
+    pub(super) fn start(config: Arc<EngineConfig>, cause: &Cause, warnings: Vec<String>) -> Self {
         let (fingerprint, last_reload) = match &config.refused {
             None => (
                 Some(config.fingerprint),
@@ -91,7 +81,6 @@ impl ConfigFiles {
         Self {
             config,
             reader: FilesReader::default(),
-            last_good,
             fingerprint,
             last_reload,
             taken: None,
@@ -119,12 +108,6 @@ impl ConfigFiles {
             ReadError::Interrupted => EngineError::Stopping,
         })
     }
-
-    /// Changes that need a restart, and what could not be loaded or kept.
-    pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
-        let all = self.warnings.iter().chain(self.last_good.problem());
-        all.cloned()
-    }
 }
 
 /// The files, parsed and compiled for the current host. Reuses the configuration in force if
@@ -143,22 +126,4 @@ pub(super) fn load(files: &Files, desired: &Desired) -> Result<Arc<LoadedConfig>
         fingerprint,
         host,
     }))
-}
-
-/// Files that keep state of the daemon, with the consequence of losing each.
-#[must_use]
-pub fn state_files(agent: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
-    let (lasting, of_boot) = (&agent.persistent_dir, &agent.state_dir);
-    let learnt = "timers start learning again, and proven harm is forgotten";
-    let detached = "no policy is active until rto-agent attach";
-    vec![
-        (lasting.join(tuning_store::FILE), learnt),
-        (of_boot.join(tuning_store::FILE), learnt),
-        (lasting.join(detach_mark::FILE), detached),
-        (of_boot.join(detach_mark::FILE), detached),
-        (
-            lasting.join(last_good::FILE),
-            "a start with an invalid configuration has no last good one to use instead",
-        ),
-    ]
 }

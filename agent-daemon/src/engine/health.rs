@@ -19,8 +19,7 @@ use super::{
 pub(super) fn check(engine: &mut Engine) {
     engine.events.end_if_unwatched();
     let desired = &engine.resolved.desired;
-    engine.store.retry_save(&desired.runtime);
-    engine.detachment.mark.retry(engine.detachment.by);
+    engine.store.retry(&desired.runtime, engine.detachment.by);
     if engine.detachment.by.is_some() {
         look_at_programs(engine);
         engine.publish();

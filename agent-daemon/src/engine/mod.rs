@@ -14,10 +14,8 @@ mod config;
 mod control;
 pub mod desired;
 mod detach;
-mod detach_mark;
 mod detachment;
 pub mod discover;
-mod document;
 mod error;
 #[cfg(test)]
 mod fake;
@@ -27,7 +25,6 @@ mod harm;
 mod health;
 mod jobs;
 mod kernel;
-mod last_good;
 pub mod listing;
 pub mod memory;
 mod notes;
@@ -37,10 +34,9 @@ mod requests;
 pub mod runtime;
 mod snapshot;
 pub mod status;
-pub mod store;
+mod store;
 pub mod systemd;
 mod tuner;
-mod tuning_store;
 
 /// For commands that work without a daemon.
 pub use rto_agent_kernel::datapath::{
@@ -51,13 +47,13 @@ pub use self::{
     actor::{Actor, STOP_LIMIT},
     config::EngineConfig,
     detach::{DRAIN_LIMIT, remove_others},
-    detach_mark::DetachMark,
     detachment::left_draining,
-    document::{MAX_FILE as MAX_STATE_FILE, aside as state_file_aside},
     error::EngineError,
-    files::state_files,
     handle::{Channels, Done, Handle, Message, Reply, channels},
     jobs::walk,
-    last_good::{LastGood, StartConfig},
     snapshot::{Readiness, Snapshot},
+    store::{
+        DetachMark, LastGood, MAX_STATE_FILE, Refused, RuntimeStore, StartConfig, state_file_aside,
+        state_files,
+    },
 };

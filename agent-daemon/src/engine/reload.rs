@@ -26,10 +26,10 @@ use super::{
     error::{EngineError, refused},
     files::{self, Taken},
     health::{compare_next, verify},
-    last_good::emptied,
     memory,
     notes::Notes,
     runtime::Override,
+    store::emptied,
 };
 
 /// How long a reload without a change names the one before.
@@ -171,12 +171,12 @@ fn reload_dry(
 
 /// Stores the last good configuration again if it was removed.
 pub(super) fn keep_last_good(engine: &mut Engine) {
-    if engine.files.last_good.is_gone()
+    if engine.store.last_good.is_gone()
         && let Ok(files) = engine.files.read()
         && files.fingerprint() == engine.desired().files.fingerprint
     {
-        engine.files.last_good.stage(&files);
-        engine.files.last_good.commit();
+        engine.store.last_good.stage(&files);
+        engine.store.last_good.commit();
     }
 }
 
@@ -191,7 +191,7 @@ pub(super) fn take_over(
     cause: &Cause,
 ) -> Result<ChangeAnswer, EngineError> {
     let loaded = load_checked(engine, &files, allow_empty)?;
-    engine.files.last_good.stage(&files);
+    engine.store.last_good.stage(&files);
     // The texts take as much memory as the parsed configuration.
     drop(files);
     let agent = &loaded.config.agent;
@@ -207,11 +207,11 @@ pub(super) fn take_over(
     let change = match engine.change(&next, persist, cause) {
         Ok(change) => change,
         Err(e) => {
-            engine.files.last_good.discard();
+            engine.store.last_good.discard();
             return Err(e);
         }
     };
-    engine.files.last_good.commit();
+    engine.store.last_good.commit();
     engine.files.last_reload = cause.reload_view(Ok(&loaded.config));
     engine.files.warnings = warnings;
     if !change.detail.is_empty() {
@@ -226,9 +226,10 @@ pub(super) fn take_over(
     notes.extend(engine.control.take_notes());
     // The next start reads the mark in the `persistent_dir` of these files.
     let agent = &loaded.config.agent;
-    let detachment = &mut engine.detachment;
-    detachment.mark.follow(&agent.persistent_dir, detachment.by);
-    let followed = match (agent.attach, detachment.by) {
+    let detached_by = engine.detachment.by;
+    let mark = &mut engine.store.mark;
+    mark.follow(&agent.persistent_dir, detached_by);
+    let followed = match (agent.attach, detached_by) {
         (false, None) => detach_now(engine, Caller::CONFIGURATION).map(drop),
         (true, Some(Caller::CONFIGURATION)) => attach(engine, cause).map(drop),
         _ => Ok(()),

@@ -26,7 +26,10 @@ pub(super) fn tick(engine: &mut Engine) {
     record(engine, &decisions.items);
     let applied = apply(engine);
     let in_force = engine.resolved.desired.adjustments.clone();
-    engine.control.show_some(&decisions.policies, &in_force);
+    let store = &engine.store.tuning;
+    engine
+        .control
+        .show_some(&decisions.policies, &in_force, store);
     match applied {
         Ok(()) => engine.control.in_force(decisions.problem),
         Err(e) => {
@@ -54,7 +57,8 @@ pub(super) fn tune(
     }
     Cause::done(action.audited(), by).audit_other(action.audited());
     record(engine, &acted.items);
-    engine.control.show(&engine.resolved.desired.adjustments);
+    let in_force = &engine.resolved.desired.adjustments;
+    engine.control.show(in_force, &engine.store.tuning);
     Ok(engine.control.published().borrow().only(policy))
 }
 
@@ -74,5 +78,5 @@ fn record(engine: &mut Engine, items: &[StreamItem]) {
     for item in items {
         engine.events.tell(item.clone());
     }
-    engine.control.record(items);
+    engine.control.record(items, &mut engine.store.tuning);
 }

@@ -26,10 +26,10 @@ use crate::engine::{
     desired::tests::NEAR,
     fake::FakeHost,
     handle::{Handle, channels},
-    last_good::StartConfig,
     listing::{self, lookup},
     snapshot::{Readiness, Snapshot},
     status::status,
+    store::StartConfig,
 };
 
 mod detach;

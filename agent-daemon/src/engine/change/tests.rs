@@ -12,6 +12,7 @@ use crate::engine::{
     desired::tests::{NEAR, cidr, desired, entry, files, settings},
     fake::{FakeHost, State},
     handle::{Handle, channels},
+    store::RuntimeStore,
 };
 
 fn with_entry(desired: &Desired, text: &str) -> Desired {
@@ -119,8 +120,8 @@ fn deferred_save_is_in_force_and_saved_later() {
     bed.check();
     std::fs::remove_dir_all(&blocked).unwrap();
     let runtime = bed.engine.desired().runtime.clone();
-    bed.engine.store.retry_save(&runtime);
-    assert_eq!(bed.engine.store.problem(), None);
+    bed.engine.store.runtime.retry_save(&runtime);
+    assert_eq!(bed.engine.store.runtime.problem(), None);
     let saved = bed.saved().peek().unwrap();
     assert_eq!(saved.len(), 1);
 }
