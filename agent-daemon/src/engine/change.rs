@@ -131,7 +131,7 @@ impl Engine {
         if let Some(warning) = &lost {
             warn!("{warning}");
         }
-        match kernel.found() {
+        match kernel.found {
             Found::Adopted | Found::MapsKept => {}
             Found::Nothing | Found::Replaced => control.maps_are_new(),
         }
@@ -260,11 +260,11 @@ impl Engine {
 
     /// Publishes the state as it is now.
     pub(super) fn publish(&mut self) {
-        if self.kernel.take_maps_are_new() {
+        if std::mem::take(&mut self.kernel.maps_are_new) {
             self.control.maps_are_new();
         }
         self.reader = self.kernel.reader();
-        if self.kernel.take_renewed() {
+        if std::mem::take(&mut self.kernel.renewed) {
             self.resume_events();
         }
         self.events.policies_changed(self.reader.as_deref());
@@ -314,8 +314,8 @@ impl Engine {
         warnings.extend(self.control.problem().cloned());
         Health {
             problems,
-            in_sync: self.kernel.in_sync(),
-            map_differences: self.kernel.difference_counts().clone(),
+            in_sync: self.kernel.out_of_sync.is_none(),
+            map_differences: self.kernel.differences.clone(),
             maps_compared_at_s: self.comparing.compared_at_s(),
             attachment: match &self.reader {
                 Some(reader) if self.detachment.by.is_none() => reader.attachment(),
@@ -324,8 +324,8 @@ impl Engine {
             warnings,
             last_reload: self.files.last_reload.clone(),
             detached_by: self.detachment.by,
-            found: self.kernel.found(),
-            max_entries: self.kernel.options().max_entries,
+            found: self.kernel.found,
+            max_entries: self.kernel.options.max_entries,
             probe: self.probing.last().cloned(),
             programs: self.probing.in_ancestry().to_vec(),
         }
@@ -347,7 +347,7 @@ impl Engine {
         if !self.detachment.is_draining {
             return 0;
         }
-        let left = connecting(&self.kernel.options().pin_dir);
+        let left = connecting(&self.kernel.options.pin_dir);
         left.unwrap_or_else(|e| {
             warn!("{e}");
             0
@@ -446,14 +446,14 @@ fn log_start(kernel: &ManagedKernel, resolved: &Resolved, detached_by: Option<Ca
         return warn!("{}", by.detached());
     }
     info!(
-        found = match kernel.found() {
+        found = match kernel.found {
             Found::Nothing => "nothing",
             Found::Adopted => "adopted",
             Found::MapsKept => "maps-kept",
             Found::Replaced => "replaced",
         },
         entries = resolved.set.entries.len(),
-        cgroup = %kernel.options().cgroup.display(),
+        cgroup = %kernel.options.cgroup.display(),
         "policies are active"
     );
 }

@@ -50,7 +50,7 @@ pub(super) fn detach(
     if let Err(refusal) = engine.detachment.check_not_restoring() {
         return Some((reply, Err(refusal)));
     }
-    let restores = engine.kernel.kernel().is_some() || engine.kernel.has_kept_maps();
+    let restores = engine.kernel.kernel().is_some() || engine.kernel.kept;
     if !request.restore || !restores {
         return Some((reply, detach_now(engine, by)));
     }
@@ -77,7 +77,7 @@ pub(super) fn detach_now(engine: &mut Engine, by: Caller) -> Result<DetachAnswer
     let unlinked = left.and_then(|left| match left {
         0 => engine.kernel.unlink(),
         _ => {
-            engine.kernel.freeze();
+            engine.kernel.is_frozen = true;
             engine.detachment.is_draining = true;
             Ok(())
         }
@@ -104,7 +104,7 @@ fn detach_others(engine: &mut Engine, answer: &mut DetachAnswer) {
 /// still are.
 fn begin_draining(engine: &Engine, limit: Duration) -> Result<u64, DatapathError> {
     match engine.kernel.kernel() {
-        Some(_) => drain(&engine.kernel.options().pin_dir, limit),
+        Some(_) => drain(&engine.kernel.options.pin_dir, limit),
         None => Ok(0),
     }
 }
@@ -114,7 +114,7 @@ pub(super) fn finish_draining(engine: &mut Engine) -> bool {
     if !engine.detachment.is_draining || engine.detachment.restoring.is_some() {
         return false;
     }
-    match connecting(&engine.kernel.options().pin_dir) {
+    match connecting(&engine.kernel.options.pin_dir) {
         Ok(0) => {}
         Ok(_) => return false,
         Err(e) => {
@@ -127,7 +127,7 @@ pub(super) fn finish_draining(engine: &mut Engine) -> bool {
         return false;
     }
     engine.detachment.is_draining = false;
-    engine.kernel.thaw();
+    engine.kernel.is_frozen = false;
     engine.kernel.resume(&engine.resolved);
     info!("no socket with the policies' timers is connecting: the program is removed");
     true
@@ -153,7 +153,7 @@ fn detached(engine: &mut Engine, by: Caller) -> usize {
     // Watchers wait for the next maps.
     engine.events.end();
     let was_attached = engine.detachment.by.replace(by).is_none();
-    let cgroup = &engine.kernel.options().cgroup;
+    let cgroup = &engine.kernel.options.cgroup;
     engine.probing.sweep(cgroup);
     Cause::asked(by).audit_other("detach");
     info!("detached: no policy is active until rto-agent attach");
@@ -174,7 +174,7 @@ pub(super) fn attach(engine: &mut Engine, cause: &Cause) -> Result<ChangeAnswer,
     let detachment = &mut engine.detachment;
     let mark = &mut engine.store.mark;
     mark.clear().map_err(EngineError::Unsaved)?;
-    engine.kernel.thaw();
+    engine.kernel.is_frozen = false;
     if let Err(e) = engine.kernel.attach_detached(&engine.resolved) {
         let _ = mark.set(by); // Its problem says how it went.
         if detachment.is_draining {
@@ -182,7 +182,7 @@ pub(super) fn attach(engine: &mut Engine, cause: &Cause) -> Result<ChangeAnswer,
             if let Err(e) = begin_draining(engine, Duration::ZERO) {
                 warn!("the program may still treat new connections: {e}");
             }
-            engine.kernel.freeze();
+            engine.kernel.is_frozen = true;
         }
         return Err(e);
     }
@@ -249,7 +249,7 @@ pub(super) fn finish_restore(engine: &mut Engine) -> Option<Answer> {
     }
     let kept = if engine.detachment.is_draining {
         // The maps stay as they are for the program.
-        let pin_dir = &engine.kernel.options().pin_dir;
+        let pin_dir = &engine.kernel.options.pin_dir;
         Ok((!restored.is_complete()).then(|| pin_dir.clone()))
     } else if restored.is_complete() {
         engine.kernel.restored(&engine.resolved).map(|()| None)
@@ -276,7 +276,7 @@ fn hand_over(engine: &Engine, deadline: Instant) -> bool {
     if !systemd::says_it_keeps() {
         return false;
     }
-    let pin_dir = &engine.kernel.options().pin_dir;
+    let pin_dir = &engine.kernel.options.pin_dir;
     // The program is gone as soon as the service manager drops the descriptors.
     if until_connected(pin_dir, until(deadline)).is_ok_and(|left| left != 0) {
         return false;
@@ -307,7 +307,7 @@ fn hand_over(engine: &Engine, deadline: Instant) -> bool {
 
 /// Leaves the kernel as `on_exit` says.
 pub(super) fn leave(engine: &mut Engine) -> anyhow::Result<()> {
-    if engine.detachment.restoring.is_some() || engine.kernel.has_kept_maps() {
+    if engine.detachment.restoring.is_some() || engine.kernel.kept {
         let kept = engine.kernel.leave_maps();
         warn!(
             "some sockets could not be restored: the maps in {} are kept; run rto-agent detach \

@@ -54,7 +54,7 @@ fn take_host(engine: &mut Engine, host: HostFacts) {
 
 /// Reports a kernel on which options of a moment stayed on a socket.
 fn look_at_schedules(engine: &mut Engine) {
-    let found = left_set(&engine.kernel.options().pin_dir).unwrap_or_default();
+    let found = left_set(&engine.kernel.options.pin_dir).unwrap_or_default();
     let text = (found != 0).then(|| {
         format!(
             "{found} sockets kept a TCP_USER_TIMEOUT of the SYN schedule: this kernel or another program does not \
@@ -69,7 +69,7 @@ fn look_at_schedules(engine: &mut Engine) {
 pub(super) fn look_at_programs(engine: &mut Engine) {
     let own = engine.kernel.reader();
     let own = own.and_then(|reader| reader.attachment().program_id);
-    let options = engine.kernel.options();
+    let options = &engine.kernel.options;
     engine.probing.look(&options.cgroup, &options.pin_dir, own);
 }
 
@@ -84,7 +84,7 @@ pub(super) fn consider_probe(engine: &mut Engine) {
         };
         let host = &resolved.desired.host;
         let target = resolved.set.probe_target_by(host, in_force);
-        let cgroup = &engine.kernel.options().cgroup;
+        let cgroup = &engine.kernel.options.cgroup;
         engine.probing.consider(cgroup, target);
     }
 }
@@ -102,7 +102,7 @@ pub(super) fn verify(engine: &mut Engine) -> VerifyAnswer {
     };
     let mut problems = Vec::from_iter(reader.attachment().problem);
     let differences = engine.kernel.verify(&resolved);
-    if !problems.is_empty() || !engine.kernel.in_sync() {
+    if !problems.is_empty() || engine.kernel.out_of_sync.is_some() {
         repair(engine);
     }
     let repaired = engine.kernel.problems().next().is_none();

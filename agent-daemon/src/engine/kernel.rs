@@ -32,7 +32,7 @@ use super::{
     comparison::{Comparison, Part, compare},
     desired::Resolved,
     detachment::draining,
-    error::{EngineError, in_words},
+    error::EngineError,
     memory::{self, Need},
     snapshot::Shared,
 };
@@ -53,24 +53,25 @@ pub(super) struct ManagedKernel {
     shared: Arc<Shared>,
     /// Absent after [`ManagedKernel::leave_maps`]. Written through [`ManagedKernel::writer`] only.
     kernel: Option<Box<dyn Kernel>>,
-    /// The maps are not changed while sockets are restored: they hold the sockets' former options.
-    is_frozen: bool,
-    options: Options,
-    found: Found,
+    /// The maps are not changed while sockets are restored, as they hold the sockets' former options,
+    /// and while the program drains. [`ManagedKernel::resume`] writes the changes of meanwhile.
+    pub(super) is_frozen: bool,
+    pub(super) options: Options,
+    pub(super) found: Found,
     /// What the maps hold, as last read or written.
-    held: MapState,
+    pub(super) held: MapState,
     /// Why the maps differ from the desired state, if they do.
-    out_of_sync: Option<String>,
+    pub(super) out_of_sync: Option<String>,
     /// Changes of the maps by other processes, by kind.
-    differences: BTreeMap<String, u64>,
+    pub(super) differences: BTreeMap<String, u64>,
     /// Why the last repair of the attachment failed.
     broken: Problem,
-    /// Programs and tries were re-created.
-    renewed: bool,
-    /// All maps were re-created, and count from 0.
-    maps_are_new: bool,
-    /// Maps without a program were left, see [`ManagedKernel::leave_maps`].
-    kept: bool,
+    /// Programs and tries were re-created since the last snapshot.
+    pub(super) renewed: bool,
+    /// All maps were re-created since the last snapshot, and count from 0.
+    pub(super) maps_are_new: bool,
+    /// Maps without a program were left, because sockets' former options are still in them.
+    pub(super) kept: bool,
 }
 
 impl ManagedKernel {
@@ -340,56 +341,36 @@ impl ManagedKernel {
         }
     }
 
-    /// Attaches again what another process detached, and restores missing pins. The entries are
+    /// Attaches again what another process detached, and restores missing pins; creates maps that
+    /// another process has frozen again, with the program that uses them. The entries are
     /// unchanged, but connections may have begun without a policy.
     fn attach_again(&mut self, resolved: &Resolved) -> Option<Change> {
-        let mut reader = self.reader()?;
+        let reader = self.reader()?;
         if !reader.missing_stats().is_empty() {
             self.writer()?.retry_statistics();
-            reader = self.reader()?;
         }
-        let problem = reader.attachment().problem;
-        if let Some(problem) = problem.as_ref().filter(|_| reader.has_frozen_map()) {
-            return self.replace_frozen(problem.clone(), resolved);
+        let Some(problem) = reader.attachment().problem else {
+            self.broken = Problem::default();
+            return None;
+        };
+        let (attached, done, doing) = if reader.has_frozen_map() {
+            let attached = self.attach_detached(resolved);
+            (attached, "maps created again", "creating the maps again")
+        } else {
+            let attached = self.attach().map_err(EngineError::from);
+            (attached, "attached again", "attaching again")
+        };
+        if let Err(e) = attached {
+            let broken = format!("{problem}; {doing} failed: {e}");
+            self.broken.becomes(Some(broken), |text| error!("{text}"));
+            return None;
         }
-        let (attached, broken) = match problem.map(|problem| (self.attach(), problem)) {
-            None => (None, None),
-            Some((Ok(()), problem)) => {
-                warn!(problem, "attached again");
-                let detail = format!("attached again: {problem}");
-                let change = Change {
-                    detail,
-                    ..Change::default()
-                };
-                (Some(change), None)
-            }
-            Some((Err(e), problem)) => {
-                let broken = format!("{problem}; attaching again failed: {}", in_words(&e));
-                (None, Some(broken))
-            }
-        };
-        self.broken.becomes(broken, |text| error!("{text}"));
-        attached
-    }
-
-    /// Replaces frozen maps, with the program that uses them.
-    fn replace_frozen(&mut self, problem: String, resolved: &Resolved) -> Option<Change> {
-        let (change, broken) = match self.attach_detached(resolved) {
-            Ok(()) => {
-                warn!(problem, "the maps were created again");
-                let change = Change {
-                    detail: format!("maps created again: {problem}"),
-                    ..Change::default()
-                };
-                (Some(change), None)
-            }
-            Err(e) => {
-                let broken = format!("{problem}; creating the maps again failed: {e}");
-                (None, Some(broken))
-            }
-        };
-        self.broken.becomes(broken, |text| error!("{text}"));
-        change
+        warn!(problem, "{done}");
+        self.broken = Problem::default();
+        Some(Change {
+            detail: format!("{done}: {problem}"),
+            ..Change::default()
+        })
     }
 
     /// After a detachment that failed: connections get their policies' timers and SYN schedules again.
@@ -442,16 +423,6 @@ impl ManagedKernel {
         Ok(vec![walker])
     }
 
-    /// The maps stay as they are while the program drains.
-    pub(super) fn freeze(&mut self) {
-        self.is_frozen = true;
-    }
-
-    /// The maps follow changes again; [`Self::resume`] writes those of meanwhile.
-    pub(super) const fn thaw(&mut self) {
-        self.is_frozen = false;
-    }
-
     /// Drops the kernel; the program stays attached with its pins, for connecting sockets.
     pub(super) fn leave_draining(&mut self) {
         self.forget();
@@ -498,20 +469,6 @@ impl ManagedKernel {
         self.broken = Problem::default();
     }
 
-    /// What the maps hold, as last read or written.
-    #[cfg(test)]
-    pub(super) fn held(&self) -> &MapState {
-        &self.held
-    }
-
-    pub(super) fn options(&self) -> &Options {
-        &self.options
-    }
-
-    pub(super) fn found(&self) -> Found {
-        self.found
-    }
-
     pub(super) fn kernel(&self) -> Option<&dyn Kernel> {
         self.kernel.as_deref()
     }
@@ -522,30 +479,6 @@ impl ManagedKernel {
 
     pub(super) fn problems(&self) -> impl Iterator<Item = &String> {
         self.out_of_sync.iter().chain(self.broken.text())
-    }
-
-    /// Changes by other processes, by kind.
-    pub(super) fn difference_counts(&self) -> &BTreeMap<String, u64> {
-        &self.differences
-    }
-
-    pub(super) fn in_sync(&self) -> bool {
-        self.out_of_sync.is_none()
-    }
-
-    /// Whether the maps were left because sockets' former options are still in them.
-    pub(super) fn has_kept_maps(&self) -> bool {
-        self.kept
-    }
-
-    /// Whether all maps were re-created since the last call.
-    pub(super) fn take_maps_are_new(&mut self) -> bool {
-        std::mem::take(&mut self.maps_are_new)
-    }
-
-    /// Whether programs and tries were re-created since the last call.
-    pub(super) fn take_renewed(&mut self) -> bool {
-        std::mem::take(&mut self.renewed)
     }
 
     /// The attachment that `status` shows while detached, with the number of sockets for which the program stays.

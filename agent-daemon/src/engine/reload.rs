@@ -254,7 +254,7 @@ fn not_reloaded(engine: &mut Engine, error: EngineError, cause: &Cause) -> Engin
     }
     if error.is_refusal() {
         error!(%cause, "configuration rejected, {KEPT}:\n{error}");
-    } else if !engine.kernel.in_sync() {
+    } else if engine.kernel.out_of_sync.is_some() {
         // The error's text says what the kernel holds.
         error!(%cause, "the configuration could not be applied: {error}");
         return error;

@@ -83,8 +83,8 @@ impl Bed {
     /// Checks that the kernel matches what the engine reports.
     fn check(&self) {
         let kernel = &self.engine.kernel;
-        assert_eq!(*kernel.held(), self.maps(), "it knows what there is");
-        if kernel.in_sync() {
+        assert_eq!(kernel.held, self.maps(), "it knows what there is");
+        if kernel.out_of_sync.is_none() {
             assert_eq!(self.maps(), self.engine.resolved.maps);
         } else {
             assert!(kernel.problems().count() > 0);
@@ -167,18 +167,18 @@ fn each_kind_of_difference_is_counted_once_and_repaired() {
     let mut bed = bed(NEAR);
     for (kind, change) in changes {
         let before = bed.maps();
-        let count = |bed: &Bed| bed.engine.kernel.difference_counts().get(kind).copied();
+        let count = |bed: &Bed| bed.engine.kernel.differences.get(kind).copied();
         let counted = count(&bed).unwrap_or(0);
         change(&mut bed.kernel.state());
         let differences = bed.verify();
         let counts = BTreeMap::from([(kind.to_owned(), 1)]);
         assert_eq!(differences.counts, counts, "{differences}");
-        assert!(!bed.engine.kernel.in_sync(), "{kind}");
+        assert!(bed.engine.kernel.out_of_sync.is_some(), "{kind}");
         // The same change is counted once.
         bed.verify();
         assert_eq!(count(&bed), Some(counted + 1), "{kind}");
         bed.repair();
-        assert!(bed.engine.kernel.in_sync(), "{kind}");
+        assert!(bed.engine.kernel.out_of_sync.is_none(), "{kind}");
         assert_eq!(bed.maps(), before, "{kind}");
         assert!(bed.kernel.state().without_statistics.is_empty());
         assert!(bed.verify().is_empty(), "{kind}");
@@ -282,26 +282,26 @@ proptest! {
         bed.check();
         match result {
             Err(EngineError::Unsaved(_)) if is_blocked => {
-                prop_assert!(bed.engine.kernel.in_sync());
+                prop_assert!(bed.engine.kernel.out_of_sync.is_none());
                 prop_assert_eq!(bed.maps(), maps_before.clone());
             }
             Err(EngineError::NotBack { .. }) if is_blocked => {
-                prop_assert!(!bed.engine.kernel.in_sync());
+                prop_assert!(bed.engine.kernel.out_of_sync.is_some());
             }
             Ok(_) => prop_assert_eq!(bed.maps(), wanted.clone()),
             Err(EngineError::Undone(_)) => {
-                prop_assert!(bed.engine.kernel.in_sync());
+                prop_assert!(bed.engine.kernel.out_of_sync.is_none());
                 prop_assert_eq!(bed.maps(), maps_before.clone());
             }
             Err(EngineError::OutOfSync { .. }) => {
-                prop_assert!(!bed.engine.kernel.in_sync());
+                prop_assert!(bed.engine.kernel.out_of_sync.is_some());
             }
             Err(e) => prop_assert!(false, "{e:?}"),
         }
         // All further writes succeed.
         bed.kernel.state().failing.clear();
         bed.repair();
-        prop_assert!(bed.engine.kernel.in_sync());
+        prop_assert!(bed.engine.kernel.out_of_sync.is_none());
         bed.check();
         let is_before = bed.maps() == maps_before;
         prop_assert!(is_before || bed.maps() == wanted);
@@ -311,14 +311,14 @@ proptest! {
 #[test]
 fn the_maps_that_are_left_are_known_until_they_go() {
     let mut bed = bed(NEAR);
-    assert!(!bed.engine.kernel.has_kept_maps());
+    assert!(!bed.engine.kernel.kept);
     // The kernel in memory has no walker.
     assert!(bed.engine.kernel.unlink_for_restoring(false).is_err());
     assert!(bed.kernel.state().attached);
-    let pin_dir = bed.engine.kernel.options().pin_dir.clone();
+    let pin_dir = bed.engine.kernel.options.pin_dir.clone();
     assert_eq!(bed.engine.kernel.leave_maps(), pin_dir);
-    assert!(bed.engine.kernel.has_kept_maps());
-    assert_eq!(*bed.engine.kernel.held(), MapState::default());
+    assert!(bed.engine.kernel.kept);
+    assert_eq!(bed.engine.kernel.held, MapState::default());
 }
 
 #[test]
@@ -332,11 +332,11 @@ fn detached_maps_are_in_step() {
         matches!(error, Err(EngineError::OutOfSync { .. })),
         "{error:?}"
     );
-    assert!(!bed.engine.kernel.in_sync());
+    assert!(bed.engine.kernel.out_of_sync.is_some());
     bed.engine.kernel.detach().unwrap();
-    assert!(bed.engine.kernel.in_sync());
+    assert!(bed.engine.kernel.out_of_sync.is_none());
     assert_eq!(bed.engine.kernel.problems().count(), 0);
-    assert_eq!(*bed.engine.kernel.held(), MapState::default());
+    assert_eq!(bed.engine.kernel.held, MapState::default());
 }
 
 #[test]
@@ -361,7 +361,7 @@ fn reattachment_is_reported() {
 #[test]
 fn full_maps_are_replaced_by_larger_ones() {
     let mut bed = bed(&format!("[agent]\nmax_entries = 16\n{NEAR}"));
-    let most = bed.engine.kernel.options().max_entries;
+    let most = bed.engine.kernel.options.max_entries;
     let text = |entries: u32| {
         let cidrs = (0..entries).map(|n| {
             let address = std::net::Ipv4Addr::from(0x0b00_0000 + (n << 8));
@@ -375,5 +375,5 @@ fn full_maps_are_replaced_by_larger_ones() {
     let next = desired(&text(most + 1));
     bed.change(&next, &Persist::Later).unwrap();
     bed.check();
-    assert!(bed.engine.kernel.options().max_entries > most);
+    assert!(bed.engine.kernel.options.max_entries > most);
 }
