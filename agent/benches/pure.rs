@@ -1,9 +1,5 @@
 //! What the daemon computes without asking the kernel: reading a configuration, planning a change, compiling a
 //! policy, and showing statistics. `cargo xtask bench pure` runs it.
-#![expect(
-    missing_docs,
-    reason = "the macros of criterion make functions without"
-)]
 #![expect(clippy::expect_used, reason = "a bench may end so")]
 
 use std::{fmt::Write as _, fs, hint::black_box};

@@ -417,20 +417,20 @@ pub struct Explain {
     group = clap::ArgGroup::new("evidence")
         .required(true)
         .multiple(true)
-        .args(["target", "policy", "prometheus", "samples"])
+        .args(["target", "policy", "prometheus"])
 )]
 pub struct Advise {
     /// Use the connections of the policy of this entry, or of the entry that covers this address
-    #[arg(value_name = "CIDR|ADDRESS", conflicts_with_all = ["policy", "samples"])]
+    #[arg(value_name = "CIDR|ADDRESS", conflicts_with = "policy")]
     pub(crate) target: Option<String>,
     /// Use the connections of this policy ("unmatched": without an entry)
-    #[arg(long, short, value_name = "NAME", conflicts_with = "samples")]
+    #[arg(long, short, value_name = "NAME")]
     pub(crate) policy: Option<String>,
     /// Use the metrics of a fleet, from the HTTP API of Prometheus (or Thanos, Mimir) at this URL,
     /// without a daemon
     ///
     /// Only http:// is supported. --policy is needed if there is more than one policy.
-    #[arg(long, value_name = "URL", conflicts_with_all = ["target", "samples"])]
+    #[arg(long, value_name = "URL", conflicts_with = "target")]
     pub(crate) prometheus: Option<String>,
     /// Use only series with these labels, for example cluster="a",zone=~"b.*"
     #[arg(long = "match", value_name = "MATCHERS", requires = "prometheus")]
@@ -441,16 +441,6 @@ pub struct Advise {
     /// Add a header to the request, for example "X-Scope-OrgID: fleet"; may be repeated
     #[arg(long, value_name = "NAME: VALUE", requires = "prometheus")]
     pub(crate) header: Vec<String>,
-    /// Use the samples that `rto-lab advise --pcap` reads from a packet capture (JSON; "-":
-    /// standard input), without a daemon
-    #[arg(long, value_name = "FILE")]
-    pub(crate) samples: Option<PathBuf>,
-    /// Use only connections of the capture with a peer in this prefix; may be repeated
-    #[arg(long, short, value_name = "CIDR", conflicts_with_all = ["target", "policy", "prometheus"])]
-    pub(crate) cidr: Vec<String>,
-    /// An address of the host on which the capture was taken; may be repeated
-    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["target", "policy", "prometheus"])]
-    pub(crate) host: Vec<IpAddr>,
     /// The largest acceptable share of spurious retransmissions, 0.001% to 50%
     #[arg(long, value_name = "PERCENT", default_value = "0.1%")]
     pub(crate) spurious: String,

@@ -17,7 +17,7 @@ use clap_complete::{
 };
 use rto_agent_core::{
     config::{DEFAULT_SOCKET, SAVED_FILE},
-    policy::PolicyName,
+    policy::{PolicyName, SETTINGS},
     wire::types::{ListAnswer, SourceView},
 };
 use rto_agent_daemon::build_info;
@@ -87,17 +87,12 @@ fn command(words: &[OsString]) -> Command {
 /// Adds the possible values to an argument.
 fn values(verb: &str, arg: Arg, daemon: &Daemon) -> Arg {
     let id = arg.get_id().as_str();
-    let words = match (verb, id) {
-        (_, "syn_ack_rto" | "syn_retries") => &["auto", "keep"][..],
-        (_, "initial_rto") => &["auto"],
-        (_, "mptcp") => &["keep", "apply"],
-        (_, "guard") => &["on", "off"],
-        (_, "mode") => &["apply", "advise"],
-        _ => &[],
-    };
-    if !words.is_empty() {
-        let words = words.iter().map(|word| (*word).to_owned()).collect();
-        return arg.add(Values::Known(words).completer());
+    if let Some(setting) = SETTINGS.iter().find(|setting| setting.key.name == id) {
+        let words: Vec<_> = setting.words().map(str::to_owned).collect();
+        return match words.is_empty() {
+            true => arg,
+            false => arg.add(Values::Known(words).completer()),
+        };
     }
     let daemon = daemon.clone();
     match (verb, id) {

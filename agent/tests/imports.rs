@@ -14,9 +14,9 @@ const CRATES: &[(&str, &[&[&str]])] = &[
     (
         "agent-core",
         &[
-            &["path_security", "printable", "progress"],
+            &["figures", "path_security", "printable", "progress"],
             &["policy"],
-            &["config", "wire"],
+            &["advice", "config", "wire"],
         ],
     ),
     ("agent-kernel", &[&["kernel"], &["datapath"]]),

@@ -2,7 +2,7 @@
 //!
 //! Parsing is deterministic. What is kept stays within the limits, and is never more than what was read.
 
-use rto_advice::capture::{Capture, Flow};
+use rto_lab::capture::{Capture, Flow};
 use rto_lab::capture::{Limits, read_with};
 
 /// Small limits, so that inputs reach them.

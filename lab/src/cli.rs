@@ -23,7 +23,7 @@ pub struct Cli {
 pub enum Verb {
     /// Predict how long connections would be idle in disruptions, using the model
     Predict(commands::predict::Predict),
-    /// Recommend an initial RTO and an rto_min for a packet capture, with rto-agent advise
+    /// Recommend an initial RTO and an rto_min for a packet capture
     Advise(commands::advise::Advise),
     /// Measure how long a connection is idle if all its packets are lost for a while, by rto_min and backoff
     Blackout(commands::blackout::Blackout),

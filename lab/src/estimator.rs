@@ -3,7 +3,7 @@
 //! Times are microseconds. A sample is compared with the RTO *before* the estimator takes it, because the timer was set
 //! without knowing it.
 
-use rto_advice::estimator::{Linux, Sample};
+use rto_model::estimator::{Linux, Sample};
 use rto_model::retransmit::RTO_MAX_US;
 use serde::Serialize;
 

@@ -4,6 +4,7 @@
 //! processes that communicate over the link. Next to it runs an agent with its own configuration, which the experiment
 //! controls from outside like a user (`rto_testbed`). The result is a [`report::Report`].
 
+pub mod advise;
 pub mod capture;
 pub mod chart;
 pub mod cli;

@@ -8,7 +8,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-use rto_advice::capture::Flow;
 use rto_testbed::{
     channel::ControlChannel,
     link::{
@@ -21,7 +20,8 @@ use rto_testbed::{
 };
 
 use crate::{
-    capture, interrupt,
+    capture::{self, Flow},
+    interrupt,
     summary::{f, micros},
     topology::{ClientEnd, PORT, Topology},
 };

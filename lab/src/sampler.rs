@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
-use rto_advice::estimator::Sample;
+use rto_model::estimator::Sample;
 use rto_testbed::link::{packet::Direction, relay::Relayed};
 
 use crate::summary::{f, micros};

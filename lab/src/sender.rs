@@ -9,7 +9,7 @@
 //! It leaves out that the other traffic would yield to the file, delayed ACKs, tail loss probes, and that Linux undoes
 //! the effects of a spurious timeout (F-RTO, Eifel).
 
-use rto_advice::estimator::Sample;
+use rto_model::estimator::Sample;
 use rto_model::retransmit::RTO_MAX_US;
 use rto_testbed::link::{config::LinkConfig, packet::Direction, relay::Relayed};
 
@@ -313,7 +313,7 @@ impl<E: Estimator> Sender<'_, E> {
 
 #[cfg(test)]
 mod tests {
-    use rto_advice::estimator::Linux;
+    use rto_model::estimator::Linux;
 
     use super::*;
     use crate::estimator::{Rfc6298, Weights};

@@ -17,7 +17,7 @@
 //! not exceed the RTO of an estimator with that minimum. In RFC 6298 that is the greater of RTO and minimum; Linux's
 //! rto_min bounds the variation, so its estimator runs once for each minimum.
 
-use rto_advice::estimator::Sample;
+use rto_model::estimator::Sample;
 use serde::Serialize;
 
 use crate::estimator::Estimator;
@@ -173,7 +173,7 @@ impl Shares {
 mod tests {
     use proptest::prelude::*;
 
-    use rto_advice::estimator::{Linux, in_turn};
+    use rto_model::estimator::{Linux, in_turn};
 
     use super::*;
     use crate::estimator::{Rfc6298, Weights};

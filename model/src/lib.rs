@@ -5,9 +5,13 @@
 //! - [`syn`], [`retransmit`], [`wheel`]: when unanswered packets are retransmitted.
 //! - [`outage`]: how long connect() takes in an outage, with the agent and without.
 //! - [`distribution`]: times and their frequencies.
+//! - [`estimator`]: the RTO that Linux computes from RTT samples.
+//! - [`advice`]: an initial RTO and an rto_min that suit observed round-trip times.
 //! - [`tune`]: self-tuning timers, their fallbacks, and the verdict about their benefit.
 
+pub mod advice;
 pub mod distribution;
+pub mod estimator;
 pub mod outage;
 pub mod retransmit;
 pub mod syn;

@@ -25,7 +25,8 @@ use crate::{
 /// The default path of the control socket.
 pub const DEFAULT_SOCKET: &str = "/run/rto-agent/control.sock";
 
-/// The table of `[agent]`'s keys. A row defines the field and the row of the reference page.
+/// The table of `[agent]`'s keys. A row defines the field, the row of the reference page, and whether
+/// a changed value takes effect at the next start only.
 macro_rules! keys {
     ($(
         $(#[doc = $doc:literal])+
@@ -33,6 +34,7 @@ macro_rules! keys {
             initially $value:expr,
             values $values:literal,
             default $default:literal,
+            $(effective $when:ident,)?
             $(features [$($feature:literal),+],)?
             accepted [$($accepted:literal),+],
             refused [$($refused:literal),+],
@@ -55,11 +57,31 @@ macro_rules! keys {
             }
         }
 
+        impl AgentConfig {
+            /// The keys that differ from `other`, and take effect at the next start.
+            pub fn restart_keys(&self, other: &Self) -> Vec<&'static str> {
+                let mut keys = Vec::new();
+                $($(
+                    if at!($when) && self.$name != other.$name {
+                        keys.push(stringify!($name));
+                    }
+                )?)+
+                keys
+            }
+        }
+
         /// All keys, in the order of the reference.
         pub const AGENT_KEYS: &[Key] = &[$(key!(
             $name, [$($doc),+], $values, $default, None,
             [$($($feature),+)?], [$($accepted),+], [$($refused),+]
         )),+];
+    };
+}
+
+/// When a key takes effect.
+macro_rules! at {
+    (next_start) => {
+        true
     };
 }
 
@@ -70,6 +92,7 @@ keys! {
     cgroup: CgroupSetting, by "parsed" {
         initially CgroupSetting::Auto, values "`\"auto\"` or an absolute path",
         default "`\"auto\"`",
+        effective next_start,
         accepted ["'/sys/fs/cgroup/a'"], refused ["'a'", "1"],
     }
     /// Directory for the pins of the link and the maps; created if it is missing. The pins keep
@@ -79,18 +102,21 @@ keys! {
         initially "/sys/fs/bpf/rto-agent".into(),
         values "absolute path on a BPF file system, without dots",
         default "`\"/sys/fs/bpf/rto-agent\"`",
+        effective next_start,
         accepted ["'/sys/fs/bpf/other'"], refused ["'pins'", "'/sys/fs/bpf/a.b'"],
     }
     /// The control socket
     socket: PathBuf, by "socket" {
         initially DEFAULT_SOCKET.into(), values "absolute path, at most 107 bytes",
         default "`\"/run/rto-agent/control.sock\"`",
+        effective next_start,
         accepted ["'/run/other.sock'"],
         refused ["'control.sock'", "'/run/rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-abc'"],
     }
     /// Directory of the runtime entries and the instance lock; not `persistent_dir`
     state_dir: PathBuf, by "absolute" {
         initially "/run/rto-agent".into(), values "absolute path", default "`\"/run/rto-agent\"`",
+        effective next_start,
         accepted ["'/run/other'"], refused ["'state'"],
     }
     /// Directory of data that survives a reboot: [learnt values](#values-that-are-learnt),
@@ -99,12 +125,14 @@ keys! {
     persistent_dir: PathBuf, by "absolute" {
         initially "/var/lib/rto-agent".into(), values "absolute path",
         default "`\"/var/lib/rto-agent\"`",
+        effective next_start,
         accepted ["'/var/lib/other'"], refused ["'lib'"],
     }
     /// The group that may use the socket in addition to root
     group: String {
         initially "root".to_owned(), values "name of a group, or its number as a string",
         default "`\"root\"`",
+        effective next_start,
         accepted ["'netops'", "'998'"], refused ["0"],
     }
     /// Whether a daemon that stops removes the policies from the kernel (`"detach"`) or leaves them
@@ -117,12 +145,14 @@ keys! {
     metrics: MetricsSetting, by "parsed" {
         initially MetricsSetting::Off, values "`\"off\"` or `\"ADDRESS:PORT\"`",
         default "`\"off\"`",
+        effective next_start,
         accepted ["'127.0.0.1:9464'", "'[::1]:9464'"],
         refused ["'127.0.0.1:0'", "'localhost:9464'", "'unix:/run/m.sock'"],
     }
     /// Whether the metrics have [all counters and histograms](../reference/metrics.md#cardinality) of each policy
     metrics_detail: bool {
         initially false, values "boolean", default "`false`",
+        effective next_start,
         accepted ["true"], refused ["'full'"],
     }
     /// Initial [capacity](../reference/scale.md#room) for entries. The maps grow on demand
@@ -146,17 +176,20 @@ keys! {
     /// Whether connections and retransmissions are [counted](../reference/statistics.md) by policy
     statistics: bool {
         initially true, values "boolean", default "`true`",
+        effective next_start,
         accepted ["false"], refused ["1"],
     }
     /// Whether connections that no entry covers are counted as well
     count_unmatched: bool {
         initially false, values "boolean", default "`false`",
+        effective next_start,
         accepted ["true"], refused ["1"],
     }
     /// Samples 1 in N loss-free connections [until they close](../reference/statistics.md#sampling);
     /// 1: all
     sampling: u32, by "sampling" {
         initially SAMPLING, values "1 to 65536", default "`256`",
+        effective next_start,
         accepted ["1", "65536"], refused ["0", "65537", "'1'"],
     }
     /// When the smoothed RTT of a sampled connection is recorded: when it ends, also at this interval,
@@ -164,6 +197,7 @@ keys! {
     rtt_sampling: RttSampling, by "parsed" {
         initially RttSampling::AtEnd, values "`\"end\"`, `\"off\"` or a duration, 1ms to 24h",
         default "`\"end\"`",
+        effective next_start,
         accepted ["'off'", "'1ms'", "'24h'"], refused ["'999us'", "'25h'", "1"],
     }
 }

@@ -267,12 +267,12 @@ impl Loader {
                 Err(errors) => self.errors.extend(
                     errors
                         .into_iter()
-                        .filter(|error| !error.setting.is_empty() || raw.sets_nothing())
-                        .map(|error| source.error(raw.span_of(error.setting), error.to_string())),
+                        .filter(|error| error.given.is_some() || raw.sets_nothing())
+                        .map(|error| source.error(raw.span_of(&error), error.to_string())),
                 ),
             }
             if !are_counted && let Err(error) = check_is_counted(&raw.settings) {
-                let span = raw.span_of(error.setting);
+                let span = raw.span_of(&error);
                 self.errors.push(source.error(span, error.to_string()));
             }
             let location = Some(Location {

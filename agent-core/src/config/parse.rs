@@ -20,7 +20,7 @@ use super::{
     source::{ConfigError, MOST_ERRORS, Source},
 };
 use crate::{
-    policy::{Cidr, Effect, PolicyName, SETTINGS, Settings},
+    policy::{Cidr, Effect, PolicyName, SETTINGS, Settings, compile::SettingError},
     progress,
 };
 
@@ -82,9 +82,11 @@ impl RawPolicy {
         self.takes_defaults || !self.is_extension()
     }
 
-    /// The location of a setting's value, or else of the policy's name.
-    pub(super) fn span_of(&self, setting: &str) -> Range<usize> {
-        self.spans.get(setting).unwrap_or(&self.span).clone()
+    /// The location of the value that an error is about, or else of the policy's name.
+    pub(super) fn span_of(&self, error: &SettingError) -> Range<usize> {
+        let given = error.given.as_ref();
+        let value = given.and_then(|(setting, _)| self.spans.get(setting));
+        value.unwrap_or(&self.span).clone()
     }
 
     /// Whether this place only adds CIDRs to a policy that is defined elsewhere.

@@ -102,12 +102,10 @@ pub fn settings_text(effects: &[EffectiveSetting]) -> String {
 
 /// A setting that this kernel does not support, or that makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}{reason}", if setting.is_empty() { String::new() } else { format!("{setting} = {value}: ") })]
+#[error("{}{reason}", given.as_ref().map_or(String::new(), |(key, value)| format!("{key} = {value}: ")))]
 pub struct SettingError {
-    /// The setting's name in the configuration; empty for the whole policy.
-    pub setting: &'static str,
-    /// The value given.
-    pub value: String,
+    /// The setting's name in the configuration, and the value given; `None` for the whole policy.
+    pub given: Option<(&'static str, String)>,
     /// Why it is refused, and which values are valid.
     pub reason: String,
 }
@@ -207,8 +205,7 @@ pub fn check_is_counted(settings: &Settings) -> Result<(), SettingError> {
         .find_map(|(setting, value)| Some((setting, value?)))
     {
         Some((setting, value)) => Err(SettingError {
-            setting,
-            value: value.to_owned(),
+            given: Some((setting, value.to_owned())),
             reason: "it needs the policy's statistics, which are off (statistics = false in \
                      [agent]); set statistics = true"
                 .to_owned(),
@@ -251,8 +248,7 @@ pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), Settin
     }
     let bound = format_duration(WIDE_INITIAL_RTO);
     let too_short = |setting, value: String, becomes: &str, or: &str| SettingError {
-        setting,
-        value,
+        given: Some((setting, value)),
         reason: format!(
             "too short for {cidr}: {becomes}below {bound} on a prefix shorter than /{narrowest} \
              needs force = true{or}, because such a wide prefix contains more distant hosts"
@@ -499,8 +495,7 @@ impl Compiler<'_> {
 
     fn refuse(&mut self, setting: &'static str, value: impl ToString, reason: impl Into<String>) {
         self.errors.push(SettingError {
-            setting,
-            value: value.to_string(),
+            given: Some((setting, value.to_string())),
             reason: reason.into(),
         });
     }

@@ -61,30 +61,31 @@ pub enum Difference {
     HostDefaults,
 }
 
-impl Difference {
-    /// Every [`Difference::kind`].
-    pub const KINDS: [&str; 7] = [
-        "entry-missing",
-        "entry-extra",
-        "entry-policy",
-        "policy",
-        "statistics",
-        "control-arm",
-        "host-defaults",
-    ];
+/// The kinds of differences, as in JSON.
+macro_rules! kinds {
+    ($($variant:ident = $kind:literal,)+) => {
+        impl Difference {
+            /// Every [`Difference::kind`].
+            pub const KINDS: &[&str] = &[$($kind),+];
 
-    /// The kind of difference, as in JSON.
-    pub const fn kind(&self) -> &'static str {
-        match self {
-            Self::EntryMissing { .. } => "entry-missing",
-            Self::EntryExtra { .. } => "entry-extra",
-            Self::EntryPolicy { .. } => "entry-policy",
-            Self::Policy { .. } => "policy",
-            Self::Statistics { .. } => "statistics",
-            Self::ControlArm => "control-arm",
-            Self::HostDefaults => "host-defaults",
+            /// The kind of difference, as in JSON.
+            pub const fn kind(&self) -> &'static str {
+                match self {
+                    $(Self::$variant { .. } => $kind,)+
+                }
+            }
         }
-    }
+    };
+}
+
+kinds! {
+    EntryMissing = "entry-missing",
+    EntryExtra = "entry-extra",
+    EntryPolicy = "entry-policy",
+    Policy = "policy",
+    Statistics = "statistics",
+    ControlArm = "control-arm",
+    HostDefaults = "host-defaults",
 }
 
 impl fmt::Display for Difference {
@@ -463,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_are_those_of_the_json() {
+    fn kind_matches_serde_tag() {
         let (cidr, policy) = (cidr("10.0.0.0/8"), "p".parse::<PolicyName>().unwrap());
         let found = None;
         let all = [
@@ -487,7 +488,7 @@ mod tests {
             Difference::ControlArm,
             Difference::HostDefaults,
         ];
-        for (one, kind) in all.iter().zip(Difference::KINDS) {
+        for (one, kind) in all.iter().zip(Difference::KINDS.iter().copied()) {
             assert_eq!(one.kind(), kind);
             let json = serde_json::to_value(one).unwrap();
             assert_eq!(json["kind"], kind);

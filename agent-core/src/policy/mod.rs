@@ -162,6 +162,22 @@ pub struct HostFacts {
 }
 
 impl HostFacts {
+    /// The facts of other hosts: what this mainline kernel has, with BTF and its default sysctls.
+    pub fn of_kernel(kernel: (u32, u32), hz: u32) -> Self {
+        Self {
+            hz,
+            tcp_syn_retries: 6,
+            tcp_synack_retries: 5,
+            reads_listener: kernel >= (6, 2),
+            reads_timers: kernel >= (6, 15),
+            tcp_syn_linear_timeouts: if kernel >= (6, 5) { 4 } else { 0 },
+            has_rto_max: kernel >= (6, 15),
+            shapes_syns: true,
+            has_bpf_thin_linear: kernel >= (6, 1),
+            is_bbr_default: false,
+        }
+    }
+
     /// The SYN-ACK retransmissions to assume if the program cannot read them: this namespace's
     /// setting, but at most the kernel's default, which every new namespace starts with.
     pub fn syn_ack_retries(&self) -> u8 {

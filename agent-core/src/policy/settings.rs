@@ -265,6 +265,18 @@ impl Settings {
         }
         table
     }
+
+    /// As arguments of `rto-agent add`.
+    pub fn to_flags(&self) -> String {
+        let flags = SETTINGS.iter().filter_map(|setting| {
+            let (flag, _) = setting.flag();
+            Some(match (setting.text)(self)?.as_str() {
+                "true" => flag.to_owned(),
+                value => format!("{flag} {value}"),
+            })
+        });
+        flags.collect::<Vec<_>>().join(" ")
+    }
 }
 
 /// The `syn_retries` setting (TCP_SYNCNT).
@@ -436,5 +448,21 @@ mod tests {
         assert_eq!(table["holdout"].as_str(), Some("0.5%"));
         assert_eq!(table.try_into::<Settings>().unwrap(), settings);
         assert!(Settings::default().to_toml().is_empty());
+    }
+
+    #[test]
+    fn settings_become_flags() {
+        let json = r#"{"initial_rto":"100ms","thin_linear":true,"syn_retries":6,"force":true}"#;
+        let settings: Settings = serde_json::from_str(json).unwrap();
+        assert_eq!(
+            settings.to_flags(),
+            "--initial-rto 100ms --thin-linear --syn-retries 6 --force"
+        );
+        let json = r#"{"initial_rto":{"auto":true,"min":"50ms"},"rto_min":"50ms","guard":"on"}"#;
+        let settings: Settings = serde_json::from_str(json).unwrap();
+        assert_eq!(
+            settings.to_flags(),
+            "--initial-rto auto,min=50ms --rto-min 50ms --guard on"
+        );
     }
 }

@@ -2,14 +2,12 @@
 //! closing a connection with unread data causes an error at a client that still writes (EPIPE) or
 //! reads (ECONNRESET).
 
-use std::pin::pin;
-
 use axum::{
-    body::{Body, Bytes, HttpBody as _},
-    extract::Request,
+    body::{Bytes, HttpBody as _},
+    extract::{FromRequest as _, Request},
     http::StatusCode,
 };
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use futures_util::StreamExt as _;
 
 /// The length that the headers declare, bytes; `None` for a chunked body.
 pub(crate) fn declared_length(request: &Request) -> Option<usize> {
@@ -18,35 +16,31 @@ pub(crate) fn declared_length(request: &Request) -> Option<usize> {
 }
 
 /// Reads the body, and returns the request with it and its length, bytes; or the status and text of
-/// the refusal. A body that declares a length above the limit is not read.
+/// the refusal. `limit` is the router's `DefaultBodyLimit`; a body that declares more is not read.
 pub(crate) async fn read(
     request: Request,
     limit: usize,
 ) -> Result<(Request, usize), (StatusCode, String)> {
-    let too_long = || {
-        let text = format!("a request has at most {limit} bytes");
-        (StatusCode::PAYLOAD_TOO_LARGE, text)
-    };
     if declared_length(&request).is_some_and(|length| length > limit) {
-        return Err(too_long());
+        let text = format!("a request has at most {limit} bytes");
+        return Err((StatusCode::PAYLOAD_TOO_LARGE, text));
     }
     let (head, body) = request.into_parts();
-    match Limited::new(body, limit).collect().await {
-        Ok(body) => {
-            let bytes: Bytes = body.to_bytes();
-            let length = bytes.len();
-            Ok((Request::from_parts(head, Body::from(bytes)), length))
-        }
-        Err(e) if e.is::<LengthLimitError>() => Err(too_long()),
-        Err(_) => {
-            let text = "the request's body ended early".to_owned();
-            Err((StatusCode::BAD_REQUEST, text))
-        }
-    }
+    let request = Request::from_parts(head.clone(), body);
+    let body = Bytes::from_request(request, &()).await;
+    let body = body.map_err(|e| (e.status(), e.body_text()))?;
+    let length = body.len();
+    Ok((Request::from_parts(head, body.into()), length))
 }
 
 /// Reads and drops a body, up to `limit` bytes.
 pub(crate) async fn discard(request: Request, limit: usize) {
-    let mut body = pin!(Limited::new(request.into_body(), limit));
-    while let Some(Ok(_)) = body.frame().await {}
+    let mut left = limit;
+    let mut chunks = request.into_body().into_data_stream();
+    while let Some(Ok(chunk)) = chunks.next().await {
+        let Some(rest) = left.checked_sub(chunk.len()) else {
+            return;
+        };
+        left = rest;
+    }
 }

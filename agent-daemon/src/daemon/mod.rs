@@ -1,6 +1,8 @@
 //! `rto-agent run`: sets up the parts of the daemon and waits for signals.
 
 use std::{
+    io,
+    net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -17,7 +19,12 @@ use rto_agent_kernel::{
         privileges,
     },
 };
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{Signal, SignalKind, signal},
+    sync::oneshot,
+    time::timeout,
+};
 use tracing::{info, warn};
 
 use crate::{
@@ -118,9 +125,9 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         tells_process: probe::tells_process(),
         dropped_lines: telemetry::dropped_lines,
     };
-    let mut signals = signals()?;
+    let signals = signals()?;
     let (channels, handle) = engine::channels(&engine_config);
-    let (ended, mut end) = tokio::sync::oneshot::channel::<()>();
+    let (ended, end) = oneshot::channel::<()>();
     // The socket answers while a million entries are being loaded.
     let thread = std::thread::Builder::new()
         .name("engine".to_owned())
@@ -132,51 +139,14 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             engine.run()
         })
         .context("cannot start the engine's thread")?;
-    let (has_ended, waited) = runtime.block_on(async {
-        let watcher = tokio::spawn(config_watcher::watch(
-            config_path.to_owned(),
-            handle.clone(),
-        ));
-        let (stopped, stop) = tokio::sync::oneshot::channel::<()>();
-        let allowed = peer::Allowed { group };
-        let serving = server::serve(listener, handle.clone(), allowed, async move {
-            // Both a message and a dropped sender mean the end.
-            let _end = stop.await;
-        });
-        let server = tokio::spawn(serving);
-        let metrics = metrics.map(|(address, listener)| {
-            tokio::spawn(http::serve_at(address, listener, handle.clone()))
-        });
-        let mut lock_problem = Problem::default();
-        let mut keepalive = WatchdogKeepalive::from_environment();
-        let interval = keepalive.interval().min(CHECK_INTERVAL);
-        let mut suspended = SuspendedTime::default();
-        let is_stopped = forward(&mut signals, &handle, &mut end, interval, || {
-            if suspended.has_grown() {
-                handle.notify(Message::Resumed);
-            }
-            let problem = lock.follow(&pin_dir).err().map(|e| e.to_string());
-            lock_problem.becomes(problem, |text| warn!("{text}"));
-            keepalive.look(&handle);
-        })
-        .await;
-        watcher.abort();
-        if let Some(serving) = &metrics {
-            serving.abort();
-        }
-        drop(stopped);
-        let mut waited = STOP_LIMIT;
-        let mut has_ended = !is_stopped || tokio::time::timeout(waited, &mut end).await.is_ok();
-        if !has_ended && connecting(&pin_dir).is_ok_and(|sockets| sockets != 0) {
-            // The engine waits for connecting sockets.
-            let more = engine::DRAIN_LIMIT;
-            waited += more;
-            has_ended = tokio::time::timeout(more, &mut end).await.is_ok();
-        }
-        // A client that keeps its connection open does not delay the end.
-        let _ended = tokio::time::timeout(LAST_ANSWERS, server).await;
-        (has_ended, waited)
-    });
+    let served = Served {
+        config_path: config_path.to_owned(),
+        pin_dir: pin_dir.clone(),
+        listener,
+        allowed: peer::Allowed { group },
+        metrics,
+    };
+    let overdue = runtime.block_on(served.until_end(signals, &handle, &mut lock, end));
     drop(entered);
     // Nor does a thread that is sending a list.
     runtime.shutdown_background();
@@ -186,7 +156,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         pinned_again.stay();
     }
     drop((snapshot, handle));
-    if !has_ended {
+    if let Some(waited) = overdue {
         // The engine writes nothing more: it checks before each write whether it is to stop.
         let waited = waited.as_secs_f32();
         warn!("the engine did not stop within {waited} s; the daemon exits without waiting for it");
@@ -196,6 +166,66 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         Ok(Err(e)) if is_interrupted(&e) => leave(on_exit, &pin_dir, &pinned_again),
         Ok(result) => result,
         Err(_) => anyhow::bail!("the engine thread panicked; the active policies stay active"),
+    }
+}
+
+/// What the daemon serves while the engine runs.
+struct Served {
+    config_path: PathBuf,
+    pin_dir: PathBuf,
+    listener: RebindingListener,
+    allowed: peer::Allowed,
+    metrics: Option<(SocketAddr, io::Result<TcpListener>)>,
+}
+
+impl Served {
+    /// Serves until a signal, or until the engine has ended by itself. Returns how long the engine
+    /// was waited for in vain, if it did not end in time.
+    async fn until_end(
+        self,
+        mut signals: [Signal; 3],
+        handle: &Handle,
+        lock: &mut InstanceLock,
+        mut end: oneshot::Receiver<()>,
+    ) -> Option<Duration> {
+        let watcher = tokio::spawn(config_watcher::watch(self.config_path, handle.clone()));
+        let (stopped, stop) = oneshot::channel::<()>();
+        let serving = server::serve(self.listener, handle.clone(), self.allowed, async move {
+            // Both a message and a dropped sender mean the end.
+            let _ = stop.await;
+        });
+        let server = tokio::spawn(serving);
+        let metrics = self.metrics.map(|(address, listener)| {
+            tokio::spawn(http::serve_at(address, listener, handle.clone()))
+        });
+        let mut lock_problem = Problem::default();
+        let mut keepalive = WatchdogKeepalive::from_environment();
+        let interval = keepalive.interval().min(CHECK_INTERVAL);
+        let mut suspended = SuspendedTime::default();
+        let is_stopped = forward(&mut signals, handle, &mut end, interval, || {
+            if suspended.has_grown() {
+                handle.notify(Message::Resumed);
+            }
+            let problem = lock.follow(&self.pin_dir).err().map(|e| e.to_string());
+            lock_problem.becomes(problem, |text| warn!("{text}"));
+            keepalive.look(handle);
+        })
+        .await;
+        watcher.abort();
+        if let Some(serving) = &metrics {
+            serving.abort();
+        }
+        drop(stopped);
+        let mut waited = STOP_LIMIT;
+        let mut has_ended = !is_stopped || timeout(waited, &mut end).await.is_ok();
+        if !has_ended && connecting(&self.pin_dir).is_ok_and(|sockets| sockets != 0) {
+            // The engine waits for connecting sockets.
+            waited += engine::DRAIN_LIMIT;
+            has_ended = timeout(engine::DRAIN_LIMIT, &mut end).await.is_ok();
+        }
+        // A client that keeps its connection open does not delay the end.
+        let _ = timeout(LAST_ANSWERS, server).await;
+        (!has_ended).then_some(waited)
     }
 }
 
@@ -342,7 +372,7 @@ fn signals() -> std::io::Result<[Signal; 3]> {
 async fn forward(
     [hangup, terminate, interrupt]: &mut [Signal; 3],
     engine: &Handle,
-    ended: &mut tokio::sync::oneshot::Receiver<()>,
+    ended: &mut oneshot::Receiver<()>,
     interval: Duration,
     mut check: impl FnMut(),
 ) -> bool {
@@ -377,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn pins_of_a_start_that_fails_go_again_and_those_of_one_that_is_ready_stay() {
+    fn handed_over_pins_outlive_successful_start_only() {
         let dir = tempfile::tempdir().unwrap();
         let pin_dir = dir.path().join("pins");
         let set = pin_dir.join("l1-ab-3");

@@ -352,33 +352,8 @@ fn difference(before: &Resolved, next: &Resolved) -> Vec<String> {
 
 /// Changes of `[agent]` that need a restart.
 fn restart_notes(started: &AgentConfig, now: &AgentConfig) -> Vec<String> {
-    let differs = [
-        ("cgroup", started.cgroup != now.cgroup),
-        ("pin_dir", started.pin_dir != now.pin_dir),
-        ("socket", started.socket != now.socket),
-        ("state_dir", started.state_dir != now.state_dir),
-        (
-            "persistent_dir",
-            started.persistent_dir != now.persistent_dir,
-        ),
-        ("group", started.group != now.group),
-        ("metrics", started.metrics != now.metrics),
-        (
-            "metrics_detail",
-            started.metrics_detail != now.metrics_detail,
-        ),
-        ("statistics", started.statistics != now.statistics),
-        (
-            "count_unmatched",
-            started.count_unmatched != now.count_unmatched,
-        ),
-        ("sampling", started.sampling != now.sampling),
-        ("rtt_sampling", started.rtt_sampling != now.rtt_sampling),
-    ];
-    differs
-        .into_iter()
-        .filter(|(_, differs)| *differs)
-        .map(|(key, _)| format!("[agent] {key} changed: it takes effect at the next start"))
+    let keys = started.restart_keys(now).into_iter();
+    keys.map(|key| format!("[agent] {key} changed: it takes effect at the next start"))
         .collect()
 }
 

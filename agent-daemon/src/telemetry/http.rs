@@ -10,7 +10,7 @@ use std::{
 
 use axum::{
     Extension, Router,
-    extract::{Request, State},
+    extract::{DefaultBodyLimit, Request, State},
     http::{StatusCode, header},
     middleware::{self, Next},
     response::{Html, IntoResponse as _, Response},
@@ -133,6 +133,7 @@ fn router(engine: Handle) -> Router {
         .route("/healthz", get(alive))
         .route("/readyz", get(ready))
         .layer(middleware::from_fn(read_body))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(Extension(Verifying(Arc::new(Semaphore::new(1)))))
         .with_state(engine)
 }

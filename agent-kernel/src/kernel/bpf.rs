@@ -188,17 +188,17 @@ impl From<ProgInfo> for ProgramInfo {
     }
 }
 
-/// Name and tag of an open program, and the ids of the maps it uses.
-pub(super) fn program_and_maps(program: BorrowedFd<'_>) -> io::Result<(ProgramInfo, Vec<u32>)> {
+/// Name of an open program, and the ids of the maps it uses.
+pub(super) fn name_and_maps(program: BorrowedFd<'_>) -> io::Result<(String, Vec<u32>)> {
     let count = object_info::<ProgInfo>(program)?.nr_map_ids;
     let mut ids = vec![0u32; count as usize];
-    let asked = ProgInfo {
+    let request = ProgInfo {
         nr_map_ids: count,
         map_ids: ids.as_mut_ptr() as u64,
         ..ProgInfo::default()
     };
-    let info = object_info_into(program, asked)?;
-    Ok((info.into(), ids))
+    let info = object_info_into(program, request)?;
+    Ok((ProgramInfo::from(info).name, ids))
 }
 
 fn info(id: u32) -> io::Result<ProgInfo> {

@@ -39,22 +39,6 @@ pub fn host_facts(features: &[Feature]) -> anyhow::Result<HostFacts> {
     })
 }
 
-/// The facts of other hosts: what this mainline kernel has, with BTF and its default sysctls.
-pub fn facts_of(kernel: (u32, u32), hz: u32) -> HostFacts {
-    HostFacts {
-        hz,
-        tcp_syn_retries: 6,
-        tcp_synack_retries: 5,
-        reads_listener: kernel >= (6, 2),
-        reads_timers: kernel >= (6, 15),
-        tcp_syn_linear_timeouts: if kernel >= (6, 5) { 4 } else { 0 },
-        has_rto_max: kernel >= (6, 15),
-        shapes_syns: true,
-        has_bpf_thin_linear: kernel >= (6, 1),
-        is_bbr_default: false,
-    }
-}
-
 /// Whether TCP sockets support TCP_RTO_MAX_MS. The kernel refuses an unknown option with
 /// ENOPROTOOPT.
 fn has_rto_max() -> bool {

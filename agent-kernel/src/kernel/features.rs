@@ -98,175 +98,232 @@ pub const BPF_TIMERS: &str = "bpf-getsockopt-rto-min";
 /// Whether a feature is there, and the evidence.
 type Shown = (Presence, String);
 
-/// The features of this kernel, from the probe's results and its BTF.
-pub fn evaluate(asked: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<Feature> {
-    let helper = |answer: &dyn Fn(&Probe) -> i64| match &asked.options {
-        Ok(probe) => of_answer(answer(probe)),
-        // If one feature cannot be probed, the state of the other remains unknown.
-        Err(e) if e.presence == Presence::Absent => (Presence::Unknown, e.evidence()),
-        Err(e) => (e.presence, e.evidence()),
-    };
-    let set = |option: SockOpt| helper(&|p| p.set[option as usize]);
-    let loads = |program: &Result<(), ProbeError>| match program {
-        Ok(()) => (Presence::Present, "loaded".to_owned()),
-        Err(e) => (e.presence, e.evidence()),
-    };
-    let feature = |name: &str, since: &str, needed_for: &str, shown: Shown| Feature {
-        name: name.to_owned(),
-        since: since.to_owned(),
-        presence: shown.0,
-        required: ["cgroup-bpf-link", "sock_ops-socket-storage"].contains(&name),
-        settings: settings_with(name),
-        needed_for: needed_for.to_owned(),
-        evidence: shown.1,
-    };
-    vec![
-        feature(
-            "cgroup-bpf-link",
-            "5.7",
-            "attaching in addition to other programs",
-            helper(&|p| 1 - p.ran),
-        ),
-        feature(
-            "sock_ops-socket-storage",
-            "5.10",
-            "a connection keeps its policy",
-            helper(&|p| p.storage),
-        ),
-        feature("bpf-rto-min", "5.10", "rto_min", set(SockOpt::RtoMin)),
-        feature(
-            "bpf-delack-max",
-            "5.10",
-            "delack_max",
-            set(SockOpt::DelackMax),
-        ),
-        feature(
-            BPF_TIMERS,
-            "6.15",
-            "connections with rto_min or delack_max need no socket storage until a segment is lost",
-            helper(&|p| match p.get[SockOpt::RtoMin as usize] {
+/// A feature, and how its presence is determined.
+struct Row {
+    name: &'static str,
+    /// The kernel's version.
+    since: &'static str,
+    needed_for: &'static str,
+    look: fn(&Host<'_>) -> Shown,
+}
+
+/// Without these the daemon does not start.
+const REQUIRED: [&str; 2] = ["cgroup-bpf-link", "sock_ops-socket-storage"];
+
+const FEATURES: &[Row] = &[
+    Row {
+        name: "cgroup-bpf-link",
+        since: "5.7",
+        needed_for: "attaching in addition to other programs",
+        look: |host| host.helper(|p| 1 - p.ran),
+    },
+    Row {
+        name: "sock_ops-socket-storage",
+        since: "5.10",
+        needed_for: "a connection keeps its policy",
+        look: |host| host.helper(|p| p.storage),
+    },
+    Row {
+        name: "bpf-rto-min",
+        since: "5.10",
+        needed_for: "rto_min",
+        look: |host| host.set(SockOpt::RtoMin),
+    },
+    Row {
+        name: "bpf-delack-max",
+        since: "5.10",
+        needed_for: "delack_max",
+        look: |host| host.set(SockOpt::DelackMax),
+    },
+    Row {
+        name: BPF_TIMERS,
+        since: "6.15",
+        needed_for: "connections with rto_min or delack_max need no socket storage until a segment is lost",
+        look: |host| {
+            host.helper(|p| match p.get[SockOpt::RtoMin as usize] {
                 0 => p.get[SockOpt::DelackMax as usize],
                 refused => refused,
-            }),
-        ),
-        feature(
-            "bpf-thin-linear",
-            "6.1",
-            "thin_linear and linear_retries",
-            set(SockOpt::ThinLinear),
-        ),
-        feature("tcp-rto-max", "6.15", "rto_max", set(SockOpt::RtoMax)),
-        feature(
-            "bpf-user-timeout",
-            "5.10",
-            "user_timeout",
-            set(SockOpt::UserTimeout),
-        ),
-        feature("bpf-syncnt", "4.14", "syn_retries", set(SockOpt::SynCnt)),
-        feature(
-            SYN_SCHEDULE,
-            "5.10",
-            "SYNs follow the kernel's own after an outage (otherwise the interval doubles from initial_rto)",
-            match btf.as_ref().map(|btf| btf.socket_types().has_syn_timers()) {
-                Ok(true) => helper(&|p| 1 - p.armed),
-                Ok(false) => (
-                    Presence::Absent,
-                    "BTF: a structure has an unknown layout".to_owned(),
-                ),
-                Err(e) => (Presence::Absent, e.to_string()),
-            },
-        ),
-        feature(
-            "rto-hook",
-            "4.16",
-            "linear_retries; counts of RTOs and tail loss probes",
-            helper(&|p| p.cb_flags),
-        ),
-        feature(
-            "rtt-hook",
-            "5.3",
-            "rto_restart; smoothed RTTs at an interval, not only at the end of a connection",
-            helper(&|p| p.cb_flags),
-        ),
-        feature(
-            "rto-hook-on-open-sockets",
-            "6.12",
-            "linear_retries, rto_restart and statistics of sockets that were already open",
-            set(SockOpt::CbFlags),
-        ),
-        feature(
-            "tcp-syn-linear-timeouts",
-            "6.5",
-            "the first SYN retransmissions (4 by default) keep the initial RTO before it grows",
-            (
-                present(sysctl::ipv4::<u8>("tcp_syn_linear_timeouts").is_some()),
-                "sysctl net.ipv4.tcp_syn_linear_timeouts".to_owned(),
+            })
+        },
+    },
+    Row {
+        name: "bpf-thin-linear",
+        since: "6.1",
+        needed_for: "thin_linear and linear_retries",
+        look: |host| host.set(SockOpt::ThinLinear),
+    },
+    Row {
+        name: "tcp-rto-max",
+        since: "6.15",
+        needed_for: "rto_max",
+        look: |host| host.set(SockOpt::RtoMax),
+    },
+    Row {
+        name: "bpf-user-timeout",
+        since: "5.10",
+        needed_for: "user_timeout",
+        look: |host| host.set(SockOpt::UserTimeout),
+    },
+    Row {
+        name: "bpf-syncnt",
+        since: "4.14",
+        needed_for: "syn_retries",
+        look: |host| host.set(SockOpt::SynCnt),
+    },
+    Row {
+        name: SYN_SCHEDULE,
+        since: "5.10",
+        needed_for: "SYNs follow the kernel's own after an outage (otherwise the interval doubles from initial_rto)",
+        look: |host| match host.btf.map(|btf| btf.socket_types().has_syn_timers()) {
+            Ok(true) => host.helper(|p| 1 - p.armed),
+            Ok(false) => absent("BTF: a structure has an unknown layout"),
+            Err(e) => absent(e),
+        },
+    },
+    Row {
+        name: "rto-hook",
+        since: "4.16",
+        needed_for: "linear_retries; counts of RTOs and tail loss probes",
+        look: |host| host.helper(|p| p.cb_flags),
+    },
+    Row {
+        name: "rtt-hook",
+        since: "5.3",
+        needed_for: "rto_restart; smoothed RTTs at an interval, not only at the end of a connection",
+        look: |host| host.helper(|p| p.cb_flags),
+    },
+    Row {
+        name: "rto-hook-on-open-sockets",
+        since: "6.12",
+        needed_for: "linear_retries, rto_restart and statistics of sockets that were already open",
+        look: |host| host.set(SockOpt::CbFlags),
+    },
+    Row {
+        name: "tcp-syn-linear-timeouts",
+        since: "6.5",
+        needed_for: "the first SYN retransmissions (4 by default) keep the initial RTO before it grows",
+        look: |_| {
+            let value = sysctl::ipv4::<u8>("tcp_syn_linear_timeouts");
+            let evidence = "sysctl net.ipv4.tcp_syn_linear_timeouts";
+            (present(value.is_some()), evidence.to_owned())
+        },
+    },
+    Row {
+        name: "syn-ack-retransmission-timeout",
+        since: "5.17 (5.15.y since July 2024)",
+        needed_for: "the initial RTO of all SYN-ACKs, not only the first",
+        look: |host| match host.btf {
+            Ok(btf) => {
+                let is_there = btf.has("request_sock", &["timeout"]);
+                (present(is_there), "BTF: request_sock.timeout".to_owned())
+            }
+            Err(e) => (Presence::Unknown, e.to_string()),
+        },
+    },
+    Row {
+        name: "btf",
+        since: "5.4",
+        needed_for: "accepted sockets before their first RTT sample, and open sockets; SYNs of MPTCP and TCP Fast Open \
+                     keep the kernel's timer",
+        look: |host| match host.btf.map(|btf| btf.offsets()) {
+            Ok(Ok(_)) => (Presence::Present, "/sys/kernel/btf/vmlinux".to_owned()),
+            Ok(Err(e)) => absent(e),
+            Err(e) => absent(e),
+        },
+    },
+    // Both functions were added in the same version; without BTF the kernel has no functions that
+    // programs can call.
+    Row {
+        name: READS_LISTENER,
+        since: "6.2",
+        needed_for: "syn_ack_rto from the SYN-ACK retransmissions of the listener or its network namespace; connections \
+                     to a listener with TCP_DEFER_ACCEPT keep the kernel's timer",
+        look: |host| match host.btf {
+            Ok(btf) if btf.socket_types().listener != 0 => (
+                Presence::Present,
+                "BTF: bpf_cast_to_kern_ctx, bpf_rdonly_cast".to_owned(),
             ),
-        ),
-        feature(
-            "syn-ack-retransmission-timeout",
-            "5.17 (5.15.y since July 2024)",
-            "the initial RTO of all SYN-ACKs, not only the first",
-            match btf {
-                Ok(btf) => (
-                    present(btf.has("request_sock", &["timeout"])),
-                    "BTF: request_sock.timeout".to_owned(),
-                ),
-                Err(e) => (Presence::Unknown, e.to_string()),
-            },
-        ),
-        feature(
-            "btf",
-            "5.4",
-            "accepted sockets before their first RTT sample, and open sockets; SYNs of MPTCP and \
-             TCP Fast Open keep the kernel's timer",
-            match btf.as_ref().map(|btf| btf.offsets()) {
-                Ok(Ok(_)) => (Presence::Present, "/sys/kernel/btf/vmlinux".to_owned()),
-                Ok(Err(e)) => (Presence::Absent, e.to_string()),
-                Err(e) => (Presence::Absent, e.to_string()),
-            },
-        ),
-        // Both functions were added in the same version; without BTF the kernel has no functions
-        // that programs can call.
-        feature(
-            READS_LISTENER,
-            "6.2",
-            "syn_ack_rto from the SYN-ACK retransmissions of the listener or its network \
-             namespace; connections to a listener with TCP_DEFER_ACCEPT keep the kernel's timer",
-            match btf {
-                Ok(btf) if btf.socket_types().listener != 0 => (
-                    Presence::Present,
-                    "BTF: bpf_cast_to_kern_ctx, bpf_rdonly_cast".to_owned(),
-                ),
-                Ok(_) => (
-                    Presence::Absent,
-                    "BTF: bpf_cast_to_kern_ctx or bpf_rdonly_cast is missing, or a structure has \
-                     an unknown layout"
-                        .to_owned(),
-                ),
-                Err(e) => (Presence::Absent, e.to_string()),
-            },
-        ),
-        feature(
-            "bpf-lsm-cgroup",
-            "6.0, and \"bpf\" among the active LSMs",
-            "rto_min on accepted sockets before their first RTT sample",
-            match (&asked.clone, &asked.lsm_active) {
-                (Ok(()), Ok(())) => (
-                    Presence::Present,
-                    "loaded, and \"bpf\" is active".to_owned(),
-                ),
-                (Ok(()), Err(why)) => (Presence::Absent, why.clone()),
-                (program, _) => loads(program),
-            },
-        ),
-        feature(
-            "iter-tcp",
-            "5.15",
-            "sockets that are already open, and detach --restore",
-            loads(&asked.walk),
-        ),
-    ]
+            Ok(_) => absent(
+                "BTF: bpf_cast_to_kern_ctx or bpf_rdonly_cast is missing, or a structure has an unknown layout",
+            ),
+            Err(e) => absent(e),
+        },
+    },
+    Row {
+        name: "bpf-lsm-cgroup",
+        since: "6.0, and \"bpf\" among the active LSMs",
+        needed_for: "rto_min on accepted sockets before their first RTT sample",
+        look: |host| match (&host.probed.clone, &host.probed.lsm_active) {
+            (Ok(()), Ok(())) => (
+                Presence::Present,
+                "loaded, and \"bpf\" is active".to_owned(),
+            ),
+            (Ok(()), Err(why)) => absent(why),
+            (program, _) => loads(program),
+        },
+    },
+    Row {
+        name: "iter-tcp",
+        since: "5.15",
+        needed_for: "sockets that are already open, and detach --restore",
+        look: |host| loads(&host.probed.walk),
+    },
+];
+
+/// What is known of this kernel.
+struct Host<'a> {
+    probed: &'a ProbeResults,
+    btf: Result<&'a Btf, &'a BtfError>,
+}
+
+impl Host<'_> {
+    /// A helper's return value in the probe.
+    fn helper(&self, answer: impl Fn(&Probe) -> i64) -> Shown {
+        match &self.probed.options {
+            Ok(probe) => of_answer(answer(probe)),
+            // If one feature cannot be probed, the state of the other remains unknown.
+            Err(e) if e.presence == Presence::Absent => (Presence::Unknown, e.evidence()),
+            Err(e) => (e.presence, e.evidence()),
+        }
+    }
+
+    /// Whether the probe could set a socket option.
+    fn set(&self, option: SockOpt) -> Shown {
+        self.helper(|p| p.set[option as usize])
+    }
+}
+
+/// The features of this kernel, from the probe's results and its BTF.
+pub fn evaluate(probed: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<Feature> {
+    let host = Host {
+        probed,
+        btf: btf.as_deref(),
+    };
+    let features = FEATURES.iter().map(|row| {
+        let (presence, evidence) = (row.look)(&host);
+        Feature {
+            name: row.name.to_owned(),
+            since: row.since.to_owned(),
+            presence,
+            required: REQUIRED.contains(&row.name),
+            settings: settings_with(row.name),
+            needed_for: row.needed_for.to_owned(),
+            evidence,
+        }
+    });
+    features.collect()
+}
+
+/// Whether a program of the probe loads.
+fn loads(program: &Result<(), ProbeError>) -> Shown {
+    match program {
+        Ok(()) => (Presence::Present, "loaded".to_owned()),
+        Err(e) => (e.presence, e.evidence()),
+    }
+}
+
+fn absent(why: impl ToString) -> Shown {
+    (Presence::Absent, why.to_string())
 }
 
 fn present(there: bool) -> Presence {
@@ -310,7 +367,7 @@ mod tests {
         }
     }
 
-    fn asked(options: Result<Probe, ProbeError>) -> ProbeResults {
+    fn probed(options: Result<Probe, ProbeError>) -> ProbeResults {
         ProbeResults {
             options,
             clone: Err(refused()),
@@ -325,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn features_follow_the_kernels_answers() {
+    fn features_follow_probe_results() {
         let mut probe = Probe {
             ran: 1,
             ..Probe::default()
@@ -333,7 +390,7 @@ mod tests {
         probe.armed = 1;
         probe.set[SockOpt::RtoMax as usize] = -(Errno::EINVAL as i64);
         probe.set[SockOpt::DelackMax as usize] = -(Errno::EPERM as i64);
-        let features = evaluate(&asked(Ok(probe)), &Btf::vmlinux());
+        let features = evaluate(&probed(Ok(probe)), &Btf::vmlinux());
         assert_eq!(presence(&features, "cgroup-bpf-link"), Presence::Present);
         assert_eq!(presence(&features, "bpf-rto-min"), Presence::Present);
         assert_eq!(presence(&features, "tcp-rto-max"), Presence::Absent);
@@ -355,7 +412,7 @@ mod tests {
         }
         assert_eq!(can_set(&features, "bpf-rto-min"), None);
         // A single refusal is reported as such.
-        let features = evaluate(&asked(Err(refused())), &Btf::vmlinux());
+        let features = evaluate(&probed(Err(refused())), &Btf::vmlinux());
         assert_eq!(presence(&features, "bpf-rto-min"), Presence::Refused);
         let evidence = features.iter().find(|f| f.name == "bpf-rto-min");
         assert!(

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use super::bpf::{ProgramInfo, open_pin, program_and_maps, program_info};
+use super::bpf::{name_and_maps, open_pin, program_info};
 
 /// The kernel's id of a map, program or link; each kind has its own ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,12 +60,13 @@ impl Pinned {
         self.is_frozen
     }
 
-    /// For a program: its information, and the ids of the maps it uses. These include all maps that
-    /// its instructions name, even in code that is dead on this kernel (`resolve_pseudo_ldimm64()`,
-    /// Linux 5.10).
-    pub fn program(&self) -> io::Result<(ProgramInfo, Vec<u32>)> {
+    /// For a program: its name, and the ids of the maps it uses. These include all maps that its
+    /// instructions name, even in code that is dead on this kernel (`resolve_pseudo_ldimm64()`,
+    /// Linux 5.10). `ProgramInfo::map_ids()` of aya opens the program by its id, for which the
+    /// kernel wants CAP_SYS_ADMIN.
+    pub fn program(&self) -> io::Result<(String, Vec<u32>)> {
         match self.id {
-            ObjectId::Program(_) => program_and_maps(self.fd.as_fd()),
+            ObjectId::Program(_) => name_and_maps(self.fd.as_fd()),
             ObjectId::Map(_) | ObjectId::Link(_) => Err(io::ErrorKind::InvalidInput.into()),
         }
     }
@@ -106,11 +107,8 @@ pub fn is_agents(program_id: u32, name: &str, pin: &Path) -> bool {
 
 /// Whether this program, with this name, is pinned at the path.
 pub fn is_pinned(program_id: u32, name: &str, pin: &Path) -> bool {
-    let Ok(pinned) = Pinned::open(pin) else {
-        return false;
-    };
-    let is_named = || pinned.program().is_ok_and(|(info, _)| info.name == name);
-    pinned.id() == ObjectId::Program(program_id) && is_named()
+    let info = aya::programs::ProgramInfo::from_pin(pin);
+    info.is_ok_and(|info| info.id() == program_id && info.name() == name.as_bytes())
 }
 
 #[cfg(test)]
@@ -118,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_says_what_a_descriptor_is_of() {
+    fn fdinfo_gives_kind_id_and_frozen_flag() {
         for (fdinfo, expected) in [
             (
                 "pos:\t0\nmap_type:\t11\nmap_id:\t7\nfrozen:\t0\n",

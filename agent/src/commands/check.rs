@@ -10,10 +10,7 @@ use rto_agent_core::{
 };
 use rto_agent_kernel::{
     datapath::probe,
-    kernel::{
-        facts::{facts_of, host_facts},
-        hz,
-    },
+    kernel::{facts::host_facts, hz},
 };
 
 mod answer;
@@ -33,7 +30,7 @@ use crate::{
 pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
     let host = match args.kernel {
         None => host_facts(&probe::features())?,
-        Some(kernel) => facts_of(kernel, hz::measure().context("give --hz")?),
+        Some(kernel) => HostFacts::of_kernel(kernel, hz::measure().context("give --hz")?),
     };
     let host = HostFacts {
         hz: args.hz.unwrap_or(host.hz),

@@ -1,7 +1,7 @@
 //! Converts settings from configuration keys, which the daemon and the files use, to command-line
 //! flags.
 
-use rto_agent_core::policy::{SETTINGS, Settings};
+use rto_agent_core::policy::SETTINGS;
 
 /// Keys that are also ordinary words; they are keys only before " = ".
 const WORDS: [&str; 4] = ["force", "guard", "mode", "mptcp"];
@@ -58,18 +58,6 @@ fn line(text: &str) -> String {
     }
 }
 
-/// Formats settings as arguments of `rto-agent add`.
-pub(super) fn of(settings: &Settings) -> String {
-    let flags = SETTINGS.iter().filter_map(|setting| {
-        let (flag, _) = setting.flag();
-        Some(match (setting.text)(settings)?.as_str() {
-            "true" => flag.to_owned(),
-            value => format!("{flag} {value}"),
-        })
-    });
-    flags.collect::<Vec<_>>().join(" ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,21 +85,5 @@ mod tests {
         ] {
             assert_eq!(flags_for_keys(text), said);
         }
-    }
-
-    #[test]
-    fn settings_become_flags() {
-        let json = r#"{"initial_rto":"100ms","thin_linear":true,"syn_retries":6,"force":true}"#;
-        let settings: Settings = serde_json::from_str(json).unwrap();
-        assert_eq!(
-            of(&settings),
-            "--initial-rto 100ms --thin-linear --syn-retries 6 --force"
-        );
-        let json = r#"{"initial_rto":{"auto":true,"min":"50ms"},"rto_min":"50ms","guard":"on"}"#;
-        let settings: Settings = serde_json::from_str(json).unwrap();
-        assert_eq!(
-            of(&settings),
-            "--initial-rto auto,min=50ms --rto-min 50ms --guard on"
-        );
     }
 }

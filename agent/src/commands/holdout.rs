@@ -1,15 +1,13 @@
 //! The comparison of a policy's arms, as text.
 
 use rto_agent_core::{
+    figures::{share, short_us},
     policy::PolicyName,
     wire::holdout::{ArmConnects, Difference, HoldoutView},
 };
 use rto_model::tune::evidence::Ratio;
 
-use super::{
-    figures::{share, short_us},
-    terminal::wrapped,
-};
+use super::terminal::wrapped;
 
 /// The verdict, the counts of both arms, and their difference.
 pub(super) fn text(policy: &PolicyName, holdout: &HoldoutView, columns: Option<usize>) -> String {

@@ -8,8 +8,8 @@ use rto_agent_core::{
     wire::stats::{PolicyStats, StatsAnswer},
 };
 
-use super::figures::short_us;
 use crate::client::Client;
+use rto_agent_core::figures::short_us;
 
 /// Fewer handshakes say little about the slowest of a hundred.
 const FEWEST: u64 = 100;

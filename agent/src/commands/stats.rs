@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::Context as _;
 use rto_agent_core::{
+    figures::{share, short_us, time},
     policy::{PolicyName, units::format_duration},
     wire::{
         histogram::HistogramView,
@@ -15,10 +16,7 @@ use rto_agent_core::{
     },
 };
 
-use super::{
-    figures::{share, short_us, time},
-    holdout, print, table, terminal,
-};
+use super::{holdout, print, table, terminal};
 use crate::{cli::Stats, client::Client};
 
 /// Longest bar of a histogram, in characters.

@@ -12,10 +12,10 @@ use rto_agent_core::{
 
 /// A table without borders, as `ip` and `systemctl` print them. Drops the least important columns
 /// that do not fit, and prints how many were dropped.
-pub(super) fn fitting<const N: usize>(
-    header: [&str; N],
-    rows: &[[String; N]],
-    importance: [usize; N],
+pub(super) fn fitting<'a>(
+    header: impl AsRef<[&'a str]>,
+    rows: &[impl AsRef<[String]>],
+    importance: impl AsRef<[usize]>,
     columns: Option<usize>,
 ) -> String {
     let (text, dropped) = fitted(header, rows, importance, columns);
@@ -31,19 +31,20 @@ pub(super) fn more(dropped: usize, how: &str) -> String {
 }
 
 /// The table, and how many columns were dropped.
-pub(super) fn fitted<const N: usize>(
-    header: [&str; N],
-    rows: &[[String; N]],
-    importance: [usize; N],
+pub(super) fn fitted<'a>(
+    header: impl AsRef<[&'a str]>,
+    rows: &[impl AsRef<[String]>],
+    importance: impl AsRef<[usize]>,
     columns: Option<usize>,
 ) -> (String, usize) {
     const GAP: usize = 2;
+    let (header, importance) = (header.as_ref(), importance.as_ref());
     let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
+        let cells = rows.iter().map(|row| row.as_ref()[column].chars().count());
         cells.max().unwrap_or(0).max(header[column].len()) + GAP
     };
     let mut left = columns.map_or(usize::MAX, |columns| columns + GAP);
-    let fits = importance.into_iter().take_while(|column| {
+    let fits = importance.iter().copied().take_while(|column| {
         let rest = left.checked_sub(width(*column));
         left = rest.unwrap_or(left);
         rest.is_some()
@@ -56,9 +57,9 @@ pub(super) fn fitted<const N: usize>(
         .set_header(shown.iter().map(|column| header[*column]))
         .set_content_arrangement(ContentArrangement::Disabled);
     for row in rows {
-        table.add_row(shown.iter().map(|column| &row[*column]));
+        table.add_row(shown.iter().map(|column| &row.as_ref()[*column]));
     }
-    (text(&table), N - shown.len())
+    (text(&table), header.len() - shown.len())
 }
 
 /// The table with its trailing blanks cut off.

@@ -1,4 +1,4 @@
-//! The table of `docs/operate/limits.md`: numbers come from the constants, and the tests it names
+//! The table of `docs/operate/troubleshooting.md`: numbers come from the constants, and the tests it names
 //! exist.
 //! `UPDATE=1 cargo test -p rto-agent --lib reference::limits` rewrites the page.
 
@@ -25,7 +25,7 @@ use rto_agent_kernel::kernel::descriptors;
 use super::configuration::assert_tables;
 use crate::client;
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operate/limits.md");
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operate/troubleshooting.md");
 
 struct Limit {
     what: &'static str,

@@ -6,9 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use rto_advice::capture::Times;
-
-use super::file::Frame;
+use super::{Times, file::Frame};
 
 /// Smaller steps back are not reported: the kernel's queues are not read in the order of the times.
 const BACK_NS: u64 = 1_000_000;

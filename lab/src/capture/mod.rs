@@ -6,12 +6,19 @@
 
 use std::collections::HashSet;
 
-use rto_advice::capture::{Capture, Counts, FlowCounts, Opening};
-
 mod clock;
 mod file;
+mod fit;
+mod host;
 mod packet;
+mod samples;
 mod track;
+
+pub use self::{
+    fit::{Fit, Unfit},
+    host::Sides,
+    samples::{Capture, Counts, Flow, FlowCounts, Opening, Times},
+};
 
 /// Limits of the memory for a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,12 +5,9 @@ use std::{
     net::SocketAddr,
 };
 
-use rto_advice::{
-    capture::{Counts, Flow, FlowCounts, Opening},
-    estimator::Sample,
-};
+use rto_model::estimator::Sample;
 
-use super::{Limits, packet::Segment};
+use super::{Counts, Flow, FlowCounts, Limits, Opening, packet::Segment};
 
 /// Tracks the flows of a capture.
 pub(super) struct Tracker {

@@ -6,20 +6,32 @@ use std::{
     net::IpAddr,
     os::unix::fs::FileTypeExt as _,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use flate2::read::MultiGzDecoder;
-use rto_advice::capture::NamedCapture;
-use rto_agent_core::printable;
-use rto_testbed::agent::find;
+use rto_agent_core::{
+    advice::{answer, share},
+    policy::{Cidr, HostFacts},
+    printable,
+};
+use rto_model::advice::Question;
+use rto_testbed::machine::Machine;
 
-use crate::capture::{self, Limits};
+use super::{predict::duration, print};
+use crate::{
+    advise,
+    capture::{self, Limits},
+    summary::micros,
+};
 
 /// Maximum size of a capture, which is read into memory.
 const LARGEST: u64 = 2 << 30;
+
+/// `TCP_DELACK_MAX`.
+const LONGEST_DELACK: Duration = Duration::from_millis(200);
 
 /// `rto-lab advise`.
 #[derive(Debug, Args)]
@@ -30,7 +42,7 @@ pub struct Advise {
     pcap: Vec<PathBuf>,
     /// Only connections with a peer in this prefix; may be repeated
     #[arg(long, short, value_name = "CIDR")]
-    cidr: Vec<String>,
+    cidr: Vec<Cidr>,
     /// An address of the host where the capture was taken; may be repeated
     #[arg(long, value_name = "ADDRESS")]
     host: Vec<IpAddr>,
@@ -38,17 +50,14 @@ pub struct Advise {
     #[arg(long, value_name = "PERCENT", default_value = "0.1%")]
     spurious: String,
     /// Maximum ACK delay of the peers: their delack_max, or rto_min if that is shorter
-    #[arg(long, value_name = "DURATION", default_value = "40ms")]
-    peer_delack: String,
+    #[arg(long, value_name = "DURATION", default_value = "40ms", value_parser = delack)]
+    peer_delack: Duration,
     /// The capture has only one in this many packets, drawn at random, as sFlow exports them
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     sampled: Option<u32>,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// The agent's binary, which computes the advice [default: next to this one, or in PATH]
-    #[arg(long, value_name = "PATH", env = "RTO_AGENT_BIN")]
-    agent: Option<PathBuf>,
 }
 
 pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
@@ -67,32 +76,35 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
     if let Some(every) = args.sampled {
         capture::retain_sampled(&mut capture, every).with_context(at)?;
     }
-    let samples = NamedCapture {
-        file: names.clone(),
-        capture,
+    let here = Machine::here()?;
+    let question = Question {
+        hz: u32::try_from(here.hz)?,
+        share: share(&args.spurious).map_err(anyhow::Error::msg)?,
+        peer_delack_us: micros(args.peer_delack),
     };
-    let mut command = Command::new(find(args.agent.as_deref())?);
-    command.args(["advise", "--samples", "-"]);
-    for cidr in &args.cidr {
-        command.args(["--cidr", cidr]);
+    let evidence =
+        advise::evidence(&names, capture, &args.cidr, &args.host, question.hz).with_context(at)?;
+    let host = HostFacts::of_kernel(version(&here.kernel)?, question.hz);
+    let answer = answer(evidence, &question, &host);
+    print(args.json, &answer, || advise::text(&answer))
+}
+
+/// How long a peer delays an ACK.
+fn delack(text: &str) -> Result<Duration, String> {
+    let delay = duration(text)?;
+    if delay > LONGEST_DELACK {
+        return Err("must be at most 200ms, the longest time that Linux delays an ACK".to_owned());
     }
-    for host in &args.host {
-        command.args(["--host", &host.to_string()]);
+    Ok(delay)
+}
+
+/// The major and minor version of a kernel's release.
+fn version(release: &str) -> anyhow::Result<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => Ok((major, minor)),
+        _ => bail!("the kernel's release is not a version: {release}"),
     }
-    command.args(["--spurious", &args.spurious]);
-    command.args(["--peer-delack", &args.peer_delack]);
-    command.args(args.json.then_some("--json"));
-    let mut agent = command
-        .stdin(Stdio::piped())
-        .spawn()
-        .context("rto-agent advise")?;
-    let input = agent.stdin.take().context("rto-agent advise: no input")?;
-    // It may fail before it has read everything; its error message is then the error.
-    let handed_over = serde_json::to_writer(io::BufWriter::new(input), &samples);
-    if !agent.wait()?.success() {
-        bail!("rto-agent advise failed");
-    }
-    handed_over.context("rto-agent advise")
 }
 
 /// A capture's bytes ("-": of standard input), decompressed if they are of gzip.

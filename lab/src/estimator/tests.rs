@@ -1,7 +1,7 @@
 //! Checks the estimators with hand-made samples and the RFC's formulas.
 
 use proptest::prelude::*;
-use rto_advice::estimator::in_turn;
+use rto_model::estimator::in_turn;
 
 use super::*;
 

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use rto_advice::estimator::{Linux, Sample};
+use rto_model::estimator::{Linux, Sample};
 use rto_testbed::machine::Machine;
 
 use super::samples::Samples;

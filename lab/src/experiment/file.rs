@@ -16,7 +16,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_advice::estimator::{Linux, Sample};
+use rto_model::estimator::{Linux, Sample};
 use rto_testbed::{
     channel::ControlChannel,
     link::{packet::Direction, relay::Relayed, retransmits::RetransmitCounts, rule::PacketFilter},

@@ -1,8 +1,7 @@
 //! RTT samples of a capture or of the agent's statistics.
 
 use anyhow::{Context as _, ensure};
-use rto_advice::{advice::draw, estimator::Sample};
-use rto_model::distribution::Distribution;
+use rto_model::{advice::draw, distribution::Distribution, estimator::Sample};
 use rto_testbed::machine::Machine;
 use serde_json::Value;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rto_model::syn;
 
-use super::{Compiler, RTO_MAX, TIMEOUT_MIN};
+use super::{Compiler, RTO_MAX, SettingError, TIMEOUT_MIN};
 use crate::policy::{
     Effect, SETTINGS, Settings,
     units::{format_duration, quantise},
@@ -24,7 +24,10 @@ impl Compiler<'_> {
             let names: Vec<_> = alone.map(|setting| setting.key.name).collect();
             let names = names.join(", ");
             let reason = format!("the policy sets nothing; give it at least one of {names}");
-            self.refuse("", "", reason);
+            self.errors.push(SettingError {
+                given: None,
+                reason,
+            });
         }
         if let Some(rto_max) = settings.rto_max {
             for (name, value) in settings

@@ -65,6 +65,12 @@ impl Setting {
             None => (self.option, None),
         }
     }
+
+    /// The words among the option's values: of "DURATION|auto", "auto".
+    pub fn words(&self) -> impl Iterator<Item = &'static str> {
+        let values = self.flag().1.unwrap_or_default().split('|');
+        values.filter(|value| value.starts_with(|c: char| c.is_ascii_lowercase()))
+    }
 }
 
 impl Key {

@@ -85,9 +85,9 @@ pub(super) fn health(metrics: &mut Metrics, status: &StatusAnswer) {
     metrics.counters(
         "map_differences_total",
         "Changes to the kernel's maps by other processes that were repaired",
-        Difference::KINDS.into_iter().map(|kind| {
-            let count = status.map_differences.get(kind).copied();
-            (vec![("kind", kind.to_owned())], count.unwrap_or(0))
+        Difference::KINDS.iter().map(|kind| {
+            let count = status.map_differences.get(*kind).copied();
+            (vec![("kind", (*kind).to_owned())], count.unwrap_or(0))
         }),
     );
     let dropped = [

@@ -62,8 +62,8 @@ impl OwnMaps {
     /// The maps of the program pinned in `dir`; `None` if no program of the agent is pinned there.
     pub(super) fn pinned(dir: &Path) -> Option<Self> {
         let program = Pinned::open(&dir.join(pins::PROGRAM)).ok()?;
-        let (info, ids) = program.program().ok()?;
-        (info.name == PROGRAM).then_some(Self(ids))
+        let (name, ids) = program.program().ok()?;
+        (name == PROGRAM).then_some(Self(ids))
     }
 
     /// The first pin in `dir` that is not one of these maps.

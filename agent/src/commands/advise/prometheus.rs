@@ -17,7 +17,7 @@ use rto_agent_core::{
 };
 
 use self::api::{Sample, Server};
-use super::evidence::{Gathered, Source, choose_policy};
+use super::evidence::{Gathered, Source, choose_policy, count};
 use crate::cli::Advise;
 
 /// A metric that warnings are based on.
@@ -133,16 +133,24 @@ fn gathered(
          the range of the query"
     );
     let has_rtts = stats.directions().iter().any(|(_, s)| s.srtt.count > 0);
-    let mut gathered = Gathered::of(Source::Prometheus {
+    // The CIDRs are unknown, because each of these hosts has its own entries.
+    let named = (policy != PolicyName::unmatched()).then(|| policy.clone());
+    let mut gathered = Gathered::new(Source::Prometheus {
         policy,
         url: question.url.to_owned(),
         matchers: question.matchers.to_owned(),
         range: format_duration(question.range),
         hosts,
     });
+    gathered.policy = named;
     gathered.observed_ms = u64::try_from(question.range.as_millis()).ok();
     let rtt_sampling = if has_rtts { "end" } else { "off" };
-    gathered.count(&PolicyStats::from(stats), sampling, rtt_sampling);
+    count(
+        &mut gathered,
+        &PolicyStats::from(stats),
+        sampling,
+        rtt_sampling,
+    );
     gathered.notes.push(
         "metrics have one bucket per power of two: each time counts as the upper bound of its \
          bucket, up to twice the real time"

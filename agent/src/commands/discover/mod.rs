@@ -20,12 +20,12 @@ mod merge;
 mod text;
 
 use rto_agent_core::{
+    advice::{DAY_MS, rounded},
     policy::{Cidr, HostFacts, InitialRtoSetting, Settings, units::format_duration},
     wire::discover::DiscoverAnswer,
 };
 use rto_agent_kernel::{datapath::probe, kernel::facts::host_facts};
 
-pub(super) use self::text::rounded;
 use self::{
     answer::{Candidate, Discovery, Saved},
     merge::{Unit, is_special},
@@ -33,8 +33,6 @@ use self::{
 use super::{print, terminal};
 use crate::{cli::Discover, client::Client, doctor::routes};
 
-/// A day, milliseconds.
-pub(super) const DAY_MS: u64 = 24 * 3_600_000;
 /// Outages that are so short that most connections attempted in one are established after it.
 const OUTAGES_MS: [u64; 5] = [300, 1_000, 3_000, 10_000, 30_000];
 

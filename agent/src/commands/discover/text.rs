@@ -2,10 +2,12 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use rto_agent_core::{policy::units::format_duration, printable::counted};
+use rto_agent_core::{
+    advice::rounded, figures, policy::units::format_duration, printable::counted,
+};
 
 use super::{Candidate, Discovery, Saved};
-use crate::commands::{figures, table};
+use crate::commands::table;
 
 pub(super) fn text(discovery: &Discovery, columns: Option<usize>) -> String {
     let took_ms = discovery.at_ms.saturating_sub(discovery.since_ms);
@@ -87,17 +89,6 @@ fn candidates(prefixes: &[Candidate], columns: Option<usize>) -> String {
     });
     let rows: Vec<_> = rows.collect();
     table::fitting(HEADER, &rows, [0, 7, 8, 3, 2, 5, 4, 6, 1], columns)
-}
-
-/// A duration in at most two units.
-pub(in crate::commands) fn rounded(took_ms: u64) -> String {
-    let seconds = took_ms / 1000;
-    let unit = match seconds {
-        0..3600 => 1,
-        3600..86_400 => 60,
-        _ => 3600,
-    };
-    humantime::format_duration(Duration::from_secs(seconds / unit * unit)).to_string()
 }
 
 /// "12s to 40s".

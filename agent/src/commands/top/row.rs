@@ -1,11 +1,10 @@
 //! The rows of the table of policies, and its columns.
 
 use rto_agent_core::{
+    figures::short_us,
     policy::PolicyName,
     wire::stats::{ArmStats, DirectionStats},
 };
-
-use crate::commands::figures::short_us;
 
 /// One row of the table: a policy's directions together, without the control arm.
 #[derive(Clone, Debug)]

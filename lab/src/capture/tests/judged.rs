@@ -2,11 +2,10 @@
 
 use std::net::IpAddr;
 
-use rto_advice::{
+use rto_model::{
     advice::{self, NoSuggestion, PEER_DELACK_US, Question},
-    capture::Unfit,
+    syn::INITIAL_RTO_US,
 };
-use rto_model::syn::INITIAL_RTO_US;
 
 use super::{files::*, *};
 

@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use etherparse::PacketBuilder;
 use proptest::prelude::*;
-use rto_advice::{capture::Flow, estimator::Sample};
+use rto_model::estimator::Sample;
 
 use super::*;
 use files::*;

@@ -15,32 +15,49 @@ use super::{
 };
 use crate::prelude::*;
 
-/// Opens silent connections, prints how many were refused, and replaces each one that is closed.
-const SILENT: &str = r#"
+/// Opens connections that send nothing, or the head or the body of a request slowly, prints how many were refused, and
+/// replaces each one that is closed.
+const SLOW: &str = r#"
 import select, socket, sys
 path, count = sys.argv[1], int(sys.argv[2])
+BEGUN = [
+    b"",
+    b"GET /v1/status HTTP/1.1\r\nx: ",
+    b"POST /v1/entries HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{",
+]
+opened = 0
 def connect():
+    global opened
     s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     s.connect(path)
-    return s
-held = {s.fileno(): s for s in (connect() for _ in range(count))}
+    kind = opened % 3
+    opened += 1
+    drip(s, BEGUN[kind])
+    poll.register(s.fileno(), select.POLLIN)
+    return s.fileno(), (s, kind)
+def drip(s, data):
+    try:
+        s.send(data)
+    except OSError:
+        pass
 poll = select.poll()
-for fd in held:
-    poll.register(fd, select.POLLIN)
+held = dict(connect() for _ in range(count))
 refused = 0
 for fd, _ in poll.poll(1000):
-    refused += held[fd].recv(12) == b"HTTP/1.1 503"
+    refused += held[fd][0].recv(12) == b"HTTP/1.1 503"
 print(refused, flush=True)
 poll.register(0, select.POLLIN)
 while True:
-    for fd, _ in poll.poll():
+    # A byte a second; silent ones stay silent.
+    for s, kind in held.values():
+        if kind:
+            drip(s, b" ")
+    for fd, _ in poll.poll(1000):
         if fd == 0:
             sys.exit()
         poll.unregister(fd)
-        held.pop(fd).close()
-        s = connect()
-        held[s.fileno()] = s
-        poll.register(s.fileno(), select.POLLIN)
+        held.pop(fd)[0].close()
+        held.update([connect()])
 "#;
 
 test!(
@@ -59,7 +76,7 @@ fn a_member_of_the_group_does_not_keep_root_out() -> anyhow::Result<()> {
     let mut members = Vec::new();
     for uid in [NOBODY, NOBODY - 1] {
         let child = Command::new("python3")
-            .args(["-c", SILENT])
+            .args(["-c", SLOW])
             .arg(env.socket())
             .arg("512")
             .uid(uid)

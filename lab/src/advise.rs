@@ -1,54 +1,59 @@
-//! Evidence from a packet capture, as a summary from `rto-lab advise --pcap`: this program parses
-//! no packets.
+//! Advice from a packet capture: its evidence, and the answer as text.
 
-use std::{net::IpAddr, path::Path};
-
-use anyhow::{Context as _, bail, ensure};
-use rto_advice::{
-    advice::Handshakes,
-    capture::{Capture, Fit, NamedCapture, Opening},
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    time::Duration,
 };
+
+use anyhow::{bail, ensure};
+use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 use rto_agent_core::{
+    advice::{self, Answer, ByDirection, Evidence, Gathered},
     policy::Cidr,
     printable::{self, counted},
 };
-use rto_model::distribution::Distribution;
-
-use super::{
-    evidence::{ByDirection, Gathered, Source, Times, open, rows},
-    text,
+use rto_model::{
+    advice::{Handshakes, RoundTrips},
+    distribution::Distribution,
 };
+use serde::Serialize;
+
+use crate::capture::{Capture, Fit, Opening};
 
 /// The most addresses of the host that are written out.
 const HOSTS_SHOWN: usize = 4;
 
-/// Reads a capture's summary for peers in these prefixes, or for all peers; `hosts` are addresses
-/// of the captured host.
-pub(super) fn read(
-    path: &Path,
+/// A capture, as the source of evidence.
+#[derive(Debug, Serialize)]
+#[serde(tag = "kind", rename = "capture")]
+pub struct Source {
+    file: PathBuf,
+    /// The only peers considered; empty: all peers.
+    cidrs: Vec<Cidr>,
+    packets: u64,
+    /// Times of the first and the last packet, Unix microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    began_us: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ended_us: Option<i64>,
+    /// Directions of connections that were examined.
+    flows: usize,
+    /// Segments that these sent, and segments sent again.
+    segments: u64,
+    retransmitted: u64,
+}
+
+/// The evidence of a capture for peers in these prefixes, or for all peers, or why advice cannot be based on it; `hosts`
+/// are addresses of the captured host.
+pub fn evidence(
+    file: &Path,
+    mut capture: Capture,
     cidrs: &[Cidr],
     hosts: &[IpAddr],
     hz: u32,
-) -> anyhow::Result<Gathered> {
-    let (title, input) = open("--samples", path)?;
-    let read: NamedCapture = serde_json::from_reader(input)
-        .context(
-            "not the JSON that rto-lab advise writes; to read a capture, run rto-lab advise \
-             --pcap FILE",
-        )
-        .context(title)?;
-    let file = read.file;
+) -> anyhow::Result<Gathered<Source>> {
     let jiffy_us = 1_000_000 / u64::from(hz.max(1));
-    judged(&file, read.capture, (cidrs, hosts), jiffy_us).with_context(|| printable::path(&file))
-}
-
-/// The evidence of a capture, or why advice cannot be based on it.
-fn judged(
-    file: &Path,
-    mut capture: Capture,
-    (cidrs, hosts): (&[Cidr], &[IpAddr]),
-    jiffy_us: u64,
-) -> anyhow::Result<Gathered> {
     let mut warnings = capture.remarks();
     if capture.flows.is_empty() {
         warnings.push(format!(
@@ -73,7 +78,7 @@ fn judged(
                 .iter()
                 .any(|flow| is_peer(flow.to.ip().to_canonical())),
         "no connection of the capture has a peer in {}",
-        text::cidrs(cidrs)
+        advice::cidrs(cidrs)
     );
     let sides = capture.retain_sent_by_host(
         hosts,
@@ -130,7 +135,7 @@ fn of_flows(
     capture: &Capture,
     fit: Fit,
     mut warnings: Vec<String>,
-) -> Gathered {
+) -> Gathered<Source> {
     let sent = capture.sent();
     let directions = [
         ("active", Some(Opening::Active)),
@@ -149,9 +154,9 @@ fn of_flows(
         let samples = of(opened).flat_map(|flow| &flow.data);
         (direction, samples.map(|s| s.rtt_us).collect())
     });
-    let mut evidence: Vec<_> = rows("handshake", &parts(|h| &h.took)).collect();
-    evidence.extend(rows("unsampled", &parts(|h| &h.longer_than)));
-    evidence.extend(rows("rtt", &round_trips));
+    let mut evidence: Vec<_> = Evidence::rows("handshake", &parts(|h| &h.took)).collect();
+    evidence.extend(Evidence::rows("unsampled", &parts(|h| &h.longer_than)));
+    evidence.extend(Evidence::rows("rtt", &round_trips));
     let mut notes = vec![
         "the capture must be taken on the host that will use the settings: elsewhere its times do \
          not cover the whole path"
@@ -185,7 +190,7 @@ fn of_flows(
             counted(sent.segments, "segment", "segments")
         ));
     }
-    let source = Source::Capture {
+    let source = Source {
         file: file.to_owned(),
         cidrs: cidrs.to_vec(),
         packets: capture.counts.packets,
@@ -199,26 +204,86 @@ fn of_flows(
         observed_ms: (capture.times.began_us.zip(capture.times.ended_us))
             .map(|(began, ended)| ended.abs_diff(began) / 1000),
         evidence,
-        handshakes: ByDirection::of(handshakes),
-        round_trips: ByDirection::new(
-            Times::Flows(fit.round_trips(capture.flows.iter())),
-            flows.map(|(direction, flows)| (direction, Times::Flows(flows))),
-            Times::is_empty,
+        handshakes: ByDirection::handshakes(handshakes),
+        round_trips: ByDirection::round_trips(
+            RoundTrips::Flows(fit.round_trips(capture.flows.iter())),
+            flows.map(|(direction, flows)| (direction, RoundTrips::Flows(flows))),
         ),
         warnings,
         notes,
-        ..Gathered::of(source)
+        cidrs: cidrs.to_vec(),
+        ..Gathered::new(source)
     }
+}
+
+/// The answer as text.
+pub fn text(answer: &Answer<Source>) -> String {
+    advice::text(answer, &source(&answer.source), |header, rows, _, _| {
+        let mut table = Table::new();
+        table
+            .load_style(NOTHING)
+            .set_header(header)
+            .set_content_arrangement(ContentArrangement::Disabled);
+        for row in rows {
+            table.add_row(row);
+        }
+        let lines = table.lines().map(|line| format!("{}\n", line.trim()));
+        lines.collect()
+    })
+}
+
+fn source(source: &Source) -> String {
+    let Source {
+        file,
+        cidrs,
+        packets,
+        began_us,
+        ended_us,
+        flows,
+        segments,
+        retransmitted,
+    } = source;
+    let peers = if cidrs.is_empty() {
+        String::new()
+    } else {
+        format!(" to {}", advice::cidrs(cidrs))
+    };
+    let lasted = match (began_us, ended_us) {
+        (Some(began), Some(ended)) => lasted(*began, *ended),
+        _ => String::new(),
+    };
+    format!(
+        "{}: {}{lasted}; {}{peers} with {}, {retransmitted} of them retransmitted\n",
+        printable::path(file),
+        counted(*packets, "packet", "packets"),
+        counted(*flows, "flow", "flows"),
+        counted(*segments, "segment", "segments"),
+    )
+}
+
+/// How long a capture lasted and when it began; empty for times outside the calendar.
+fn lasted(began_us: i64, ended_us: i64) -> String {
+    const YEAR_10000_S: u64 = 253_402_300_800;
+    let began_s = u64::try_from(began_us / 1_000_000).ok();
+    let Some(began_s) = began_s.filter(|began_s| *began_s < YEAR_10000_S) else {
+        return String::new();
+    };
+    // Seconds are precise enough.
+    let took = ended_us.abs_diff(began_us).div_ceil(1_000_000);
+    let began = std::time::UNIX_EPOCH + Duration::from_secs(began_s);
+    format!(
+        " of {} from {}",
+        humantime::format_duration(Duration::from_secs(took)),
+        humantime::format_rfc3339_seconds(began)
+    )
 }
 
 #[cfg(test)]
 mod tests {
-    use rto_advice::{
-        capture::{Flow, FlowCounts, Times as CaptureTimes},
-        estimator::Sample,
-    };
+    use rto_model::estimator::Sample;
 
     use super::*;
+    use crate::capture::{Flow, FlowCounts, Times};
 
     /// Connections of this host to a peer. Handshakes take 50 ms, or have no sample and are waited
     /// for this long.
@@ -252,19 +317,19 @@ mod tests {
         };
         Capture {
             flows: (0..count).flat_map(flow).collect(),
-            times: CaptureTimes {
+            times: Times {
                 began_us: Some(1_700_000_000_000_000),
                 ended_us: Some(1_700_000_900_000_000),
                 resolution_us: 1,
-                ..CaptureTimes::default()
+                ..Times::default()
             },
             ..Capture::default()
         }
     }
 
-    fn gathered(capture: Capture) -> Result<Gathered, String> {
+    fn gathered(capture: Capture) -> Result<Gathered<Source>, String> {
         let file = Path::new("a.pcap");
-        judged(file, capture, (&[], &[]), 4_000).map_err(|error| format!("{error:#}"))
+        evidence(file, capture, &[], &[], 250).map_err(|error| format!("{error:#}"))
     }
 
     #[test]
@@ -330,19 +395,5 @@ mod tests {
         let gathered = gathered(capture).unwrap();
         assert_eq!(gathered.handshakes.all.took.largest_us(), Some(60_000));
         assert!(gathered.warnings[0].contains("resolution of only 10000 us"));
-    }
-
-    #[test]
-    fn a_file_that_is_no_capture() {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        std::io::Write::write_all(&mut file, b"hello").unwrap();
-        let error = read(file.path(), &[], &[], 250).err().unwrap();
-        let error = format!("{error:#}");
-        assert!(error.contains("rto-lab advise --pcap FILE"), "{error}");
-        let error = read(Path::new("/no/such/file"), &[], &[], 250)
-            .err()
-            .unwrap();
-        let error = format!("{error:#}");
-        assert!(error.contains("--samples /no/such/file"), "{error}");
     }
 }

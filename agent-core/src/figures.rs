@@ -2,7 +2,7 @@
 
 /// A share in per cent: "0.12%".
 #[expect(clippy::cast_precision_loss, reason = "two digits are shown")]
-pub(super) fn share(part: u64, whole: u64) -> String {
+pub fn share(part: u64, whole: u64) -> String {
     match whole {
         0 => "-".to_owned(),
         _ => format!("{:.2}%", part as f64 * 100.0 / whole as f64),
@@ -10,7 +10,7 @@ pub(super) fn share(part: u64, whole: u64) -> String {
 }
 
 /// A time in three digits, the precision of a histogram: "1.25ms".
-pub(super) fn short_us(us: f64) -> String {
+pub fn short_us(us: f64) -> String {
     let (value, unit) = match us {
         us if us < 1e3 => (us, "us"),
         us if us < 1e6 => (us / 1e3, "ms"),
@@ -25,7 +25,7 @@ pub(super) fn short_us(us: f64) -> String {
 
 /// The same for a number of microseconds.
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-pub(super) fn time(us: u64) -> String {
+pub fn time(us: u64) -> String {
     if us == 0 {
         return "0s".to_owned();
     }
@@ -36,7 +36,7 @@ pub(super) fn time(us: u64) -> String {
 mod tests {
     use std::time::Duration;
 
-    use rto_agent_core::policy::units::parse_duration;
+    use crate::policy::units::parse_duration;
 
     use super::*;
 

@@ -1,7 +1,8 @@
 //! Decides whether advice may be based on a capture.
 
+use rto_model::{advice::Handshakes, estimator::Sample};
+
 use super::{Capture, Flow};
-use crate::{advice::Handshakes, estimator::Sample};
 
 /// A coarser resolution permits no suggestion below the kernel's initial RTO, as a suggestion is twice a round-trip
 /// time.

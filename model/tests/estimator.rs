@@ -1,10 +1,10 @@
 //! Linux's estimator against Linux: RTTs of a capture, and what TCP_INFO said after each.
 //!
-//! kernel/linux-6.18-hz250.csv: 400 requests of one connection over loopback, Linux 6.18, HZ 250, rto_min 48 ms by
+//! estimator/linux-6.18-hz250.csv: 400 requests of one connection over loopback, Linux 6.18, HZ 250, rto_min 48 ms by
 //! the client's route (reno, `tcp_no_metrics_save`), answers after 0 to 35 ms, the peer with its own delayed ACK.
 //! The first line is the handshake. RTTs are the capture's, some microseconds longer or shorter than the kernel's own.
 
-use rto_advice::estimator::{Linux, in_turn};
+use rto_model::estimator::{Linux, in_turn};
 
 const HZ: u32 = 250;
 const RTO_MIN_US: u64 = 48_000;
@@ -13,8 +13,8 @@ const CLOSE_US: u64 = 100;
 const JIFFY_US: u64 = 1_000_000 / HZ as u64;
 
 #[test]
-fn as_the_kernel_told() {
-    let lines: Vec<[u64; 4]> = include_str!("kernel/linux-6.18-hz250.csv")
+fn estimator_matches_tcp_info() {
+    let lines: Vec<[u64; 4]> = include_str!("estimator/linux-6.18-hz250.csv")
         .lines()
         .skip(1)
         .map(|line| {

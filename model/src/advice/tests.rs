@@ -39,7 +39,7 @@ fn a_near_peer() {
     assert_eq!(suggestion.expected.share, 0.0);
     assert!((suggestion.expected.at_most - 0.0006).abs() < 1e-5);
     let near = near();
-    let advice = rto_min(RoundTrips::Unordered(&near), &QUESTION, RTO_MIN_US);
+    let advice = rto_min(&RoundTrips::Unordered(near.clone()), &QUESTION, RTO_MIN_US);
     // Above the peer's delayed ACK, whatever the RTTs are.
     assert_eq!(advice.suggestion.unwrap().value_us, 48_000);
     assert!(advice.candidates[0].below_delack);
@@ -47,7 +47,7 @@ fn a_near_peer() {
         peer_delack_us: 5_000,
         ..QUESTION
     };
-    let advice = rto_min(RoundTrips::Unordered(&near), &quick, RTO_MIN_US);
+    let advice = rto_min(&RoundTrips::Unordered(near.clone()), &quick, RTO_MIN_US);
     // Above that delayed ACK and two jiffies of a peer at HZ 250.
     assert_eq!(advice.suggestion.unwrap().value_us, 16_000);
 }
@@ -84,8 +84,11 @@ fn too_little_and_too_long() {
     // The bounds are shown nevertheless.
     assert!(advice.present.expected.at_most > 0.001);
     let none = Distribution::default();
-    for round_trips in [RoundTrips::Unordered(&none), RoundTrips::Flows(&[])] {
-        let advice = rto_min(round_trips, &QUESTION, RTO_MIN_US);
+    for round_trips in [
+        RoundTrips::Unordered(none.clone()),
+        RoundTrips::Flows(Vec::new()),
+    ] {
+        let advice = rto_min(&round_trips, &QUESTION, RTO_MIN_US);
         assert_eq!(advice.reason, Some(NoSuggestion::TooFewSamples));
         assert_eq!(advice.present.expected.at_most, 1.0);
     }
@@ -96,7 +99,11 @@ fn too_little_and_too_long() {
     let mut unknown = near();
     unknown.add(u64::MAX, 100);
     assert_eq!(reason(&unknown), Some(NoSuggestion::NothingShorter));
-    let advice = rto_min(RoundTrips::Unordered(&unknown), &QUESTION, RTO_MIN_US);
+    let advice = rto_min(
+        &RoundTrips::Unordered(unknown.clone()),
+        &QUESTION,
+        RTO_MIN_US,
+    );
     assert_eq!(advice.reason, Some(NoSuggestion::NothingShorter));
 }
 
@@ -105,11 +112,11 @@ fn peers_at_two_distances_spread() {
     let times: Distribution = (0..5000)
         .map(|n| if n % 2 == 0 { 500 } else { 50_000 })
         .collect();
-    let advice = rto_min(RoundTrips::Unordered(&times), &QUESTION, RTO_MIN_US);
+    let advice = rto_min(&RoundTrips::Unordered(times.clone()), &QUESTION, RTO_MIN_US);
     assert_eq!(advice.suggestion.unwrap().value_us, 100_000);
     // The same distance for all: long RTTs, but steady.
     let times: Distribution = (0..5000).map(|_| 50_000).collect();
-    let advice = rto_min(RoundTrips::Unordered(&times), &QUESTION, RTO_MIN_US);
+    let advice = rto_min(&RoundTrips::Unordered(times.clone()), &QUESTION, RTO_MIN_US);
     assert_eq!(advice.suggestion.unwrap().value_us, 48_000);
 }
 
@@ -118,7 +125,7 @@ fn flows_in_order_are_judged_as_they_came() {
     // Steady, with every 50th answer 70 ms late.
     let late = |n: u64| if n % 50 == 49 { 70_000 } else { 300 };
     let flows = vec![in_turn((0..5000).map(late))];
-    let advice = rto_min(RoundTrips::Flows(&flows), &QUESTION, RTO_MIN_US);
+    let advice = rto_min(&RoundTrips::Flows(flows.clone()), &QUESTION, RTO_MIN_US);
     assert_eq!(advice.samples, 4999);
     let suggestion = advice.suggestion.unwrap();
     // A value above 48 ms and up to 72 ms is sufficient.
@@ -137,7 +144,7 @@ fn retransmitted_segments_give_no_samples() {
     // Half of the answers take 20 ms: an estimator that sampled them would soon wait as long, and so would its probe.
     let rtts = (0..4501).map(|n| if n % 2 == 1 { 20_000 } else { 300 });
     let flows = vec![in_turn(rtts)];
-    let advice = rto_min(RoundTrips::Flows(&flows), &QUESTION, 8_000);
+    let advice = rto_min(&RoundTrips::Flows(flows.clone()), &QUESTION, 8_000);
     let share = advice.present.expected.share;
     assert!((share - 0.5).abs() < 0.001, "{share}");
     let mut open = Linux::new(250).with_minimum(8_000);
@@ -210,7 +217,7 @@ proptest! {
             distribution.add(*us, *count);
         }
         let question = Question { hz, share, peer_delack_us: PEER_DELACK_US };
-        let advice = rto_min(RoundTrips::Unordered(&distribution), &question, RTO_MIN_US);
+        let advice = rto_min(&RoundTrips::Unordered(distribution.clone()), &question, RTO_MIN_US);
         if let Some(s) = advice.suggestion {
             prop_assert!(s.expected.at_most <= share && !s.below_delack);
             prop_assert!(s.value_us > PEER_DELACK_US && s.value_us <= RTO_MIN_US);

@@ -2,7 +2,7 @@
 //!
 //! A suggestion is conservative:
 //!
-//! - The initial RTO is what the law of learnt values says of the same samples ([`rto_model::tune::law`]).
+//! - The initial RTO is what the law of learnt values says of the same samples ([`crate::tune::law`]).
 //! - The share of spurious retransmissions that counts is not the observed share but its upper bound at 95 %
 //!   ([`upper_bound`]): if none of n samples exceeds a value, 3/n of all may (the "rule of three"). With fewer samples
 //!   than the requested share needs there is no suggestion.
@@ -32,8 +32,9 @@ mod tests;
 
 use serde::Serialize;
 
-use rto_model::{
+use crate::{
     distribution::Distribution,
+    estimator::{Linux, Sample, in_turn},
     retransmit::RTO_MAX_US,
     syn::INITIAL_RTO_US,
     tune::{
@@ -42,10 +43,8 @@ use rto_model::{
     },
 };
 
-use crate::estimator::{Linux, Sample, in_turn};
-
 /// The kernel's rto_min, and the largest a program can set (`TCP_RTO_MIN`), microseconds.
-pub const RTO_MIN_US: u64 = rto_model::retransmit::RTO_MIN_US;
+pub const RTO_MIN_US: u64 = crate::retransmit::RTO_MIN_US;
 /// The kernel's default minimum delay of an ACK (`TCP_DELACK_MIN`), microseconds.
 pub const PEER_DELACK_US: u64 = 40_000;
 /// How much later a delayed ACK may be: two jiffies at HZ 250.
@@ -105,12 +104,22 @@ impl From<Distribution> for Handshakes {
 }
 
 /// Round-trip times of established connections.
-#[derive(Clone, Copy, Debug)]
-pub enum RoundTrips<'a> {
+#[derive(Clone, Debug)]
+pub enum RoundTrips {
     /// Their order is unknown.
-    Unordered(&'a Distribution),
+    Unordered(Distribution),
     /// The samples of each flow, in order.
-    Flows(&'a [Vec<Sample>]),
+    Flows(Vec<Vec<Sample>>),
+}
+
+impl RoundTrips {
+    /// Whether there is no sample.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::Unordered(times) => times.count() == 0,
+            Self::Flows(flows) => flows.is_empty(),
+        }
+    }
 }
 
 /// The parameters of a suggestion.
@@ -217,7 +226,7 @@ pub fn initial_rto(handshakes: &Handshakes, question: &Question, present_us: u64
     clippy::cast_sign_loss,
     reason = "between the bounds"
 )]
-pub fn rto_min(round_trips: RoundTrips<'_>, question: &Question, present_us: u64) -> Advice {
+pub fn rto_min(round_trips: &RoundTrips, question: &Question, present_us: u64) -> Advice {
     let drawn: Vec<Vec<Sample>>;
     // Enough samples to show a tenth of the share.
     let wanted = (10.0 / question.share).clamp(50_000.0, 1_000_000.0) as usize;
@@ -225,7 +234,7 @@ pub fn rto_min(round_trips: RoundTrips<'_>, question: &Question, present_us: u64
         RoundTrips::Flows(flows) => {
             // The first sample of each flow has no estimate before it.
             let judged = flows.iter().map(|flow| flow.len().saturating_sub(1) as u64);
-            (flows, judged.sum(), 0)
+            (flows.as_slice(), judged.sum(), 0)
         }
         RoundTrips::Unordered(times) => {
             drawn = draw(times, wanted);

@@ -1,26 +1,14 @@
-//! RTT samples of a packet capture, and whether advice may be based on them.
-//!
-//! `rto-lab` reads captures: untrusted bytes, which a program that runs as root does without. It passes their samples
-//! to the agent in this form.
+//! RTT samples of a packet capture.
 //!
 //! Times are taken where the packets are captured. They are round-trip times only at the sending host; a capture at
 //! another place shows the part of the path beyond it.
 
-use std::{collections::HashSet, net::SocketAddr, path::PathBuf};
+use std::{collections::HashSet, net::SocketAddr};
 
-use serde::{Deserialize, Serialize};
-
-mod fit;
-mod host;
-
-pub use self::{
-    fit::{Fit, Unfit},
-    host::Sides,
-};
-use crate::estimator::Sample;
+use rto_model::estimator::Sample;
 
 /// The samples of a capture, and statistics about what was read.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capture {
     /// The directions of connections that sent any sequence number, in order of their first packet.
     pub flows: Vec<Flow>,
@@ -31,12 +19,11 @@ pub struct Capture {
     /// The offset at which the file ends in the middle of a packet, for example because its writer was killed.
     pub cut_off_at: Option<usize>,
     /// One in this many packets was captured, if not all were.
-    #[serde(default)]
     pub sampled: Option<u32>,
 }
 
 /// What the times of a capture show about the clocks that made them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
     /// The earliest time, in Unix microseconds; samples' times count from it.
     pub began_us: Option<i64>,
@@ -51,17 +38,8 @@ pub struct Times {
     pub back_us: u64,
 }
 
-/// A capture in the form that `rto-lab advise` passes to `rto-agent advise --samples`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NamedCapture {
-    /// The file that it was read from.
-    pub file: PathBuf,
-    /// Its content.
-    pub capture: Capture,
-}
-
 /// One direction of a connection.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
     /// The sender of the segments.
     pub from: SocketAddr,
@@ -85,8 +63,7 @@ pub struct Flow {
 }
 
 /// Which side opened a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opening {
     /// This side, with a SYN.
     Active,
@@ -95,7 +72,7 @@ pub enum Opening {
 }
 
 /// Counts of a flow's segments.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowCounts {
     /// Segments with SYN, data or FIN.
     pub segments: u64,
@@ -112,7 +89,7 @@ pub struct FlowCounts {
 }
 
 /// Statistics about reading a capture.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Packets.
     pub packets: u64,

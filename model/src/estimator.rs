@@ -1,10 +1,9 @@
 //! Linux's RTO estimator, with its integer arithmetic. Times are microseconds.
 
-use rto_model::retransmit::{RTO_MAX_US, RTO_MIN_US};
-use serde::{Deserialize, Serialize};
+use crate::retransmit::{RTO_MAX_US, RTO_MIN_US};
 
 /// One measured round trip.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// When the segment was sent, microseconds since an arbitrary moment common to the flow's samples.
     pub sent_us: u64,
