@@ -129,6 +129,8 @@ pub struct Question {
     pub hz: u32,
     /// The largest acceptable share of spurious retransmissions, 0 to 1.
     pub share: f64,
+    /// The least initial RTO, microseconds: `min` of the policy.
+    pub min_us: u64,
     /// How long the peers delay an ACK, microseconds ([`PEER_DELACK_US`]).
     pub peer_delack_us: u64,
 }
@@ -201,6 +203,7 @@ pub fn initial_rto(handshakes: &Handshakes, question: &Question, present_us: u64
     let mut times = handshakes.took.clone();
     times.extend(&handshakes.longer_than);
     let settings = law::Settings {
+        min_us: question.min_us,
         spurious: question.share,
         ..law::Settings::new(question.hz)
     };

@@ -234,7 +234,7 @@ fn filters(netns: &str, added: &str) -> anyhow::Result<()> {
 /// Waits until the namespace accepts packets to this IPv6 address. Even without duplicate address detection the kernel
 /// creates the local route in a workqueue after the address was added (`addrconf_dad_work()`, Linux 6.12; 0.2 s later
 /// on a busy host), and drops packets that arrive before.
-pub(crate) fn until_local(netns: &str, address: &str) -> anyhow::Result<()> {
+pub fn until_local(netns: &str, address: &str) -> anyhow::Result<()> {
     eventually("local route", TIMEOUT, || {
         let routes = run(&format!("ip -n {netns} -6 route show table local"))?;
         let mut words = routes.lines().map(|line| line.split_whitespace().nth(1));

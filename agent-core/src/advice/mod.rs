@@ -156,6 +156,11 @@ impl<S> Gathered<S> {
 /// The answer to a question, for a host with these facts.
 pub fn answer<S>(gathered: Gathered<S>, question: &Question, host: &HostFacts) -> Answer<S> {
     let present = gathered.present;
+    let auto = gathered.settings.auto_initial_rto();
+    let question = &Question {
+        min_us: auto.map_or(question.min_us, |auto| auto.to_law(host.hz).min_us),
+        ..*question
+    };
     let initial_rto = decided(&gathered.handshakes, |times| {
         advice::initial_rto(times, question, present.initial_rto_us)
     });

@@ -39,8 +39,9 @@ use super::{
     socket::RebindingListener,
 };
 use crate::engine::{
-    EngineError, Handle, Message, Reply, Snapshot,
+    EngineError, Handle, Message, Reply, Snapshot, discover, listing,
     memory::{self, Need},
+    status,
 };
 
 /// The daemon has at least 1,024 descriptors, and needs them for its maps: connections take half.
@@ -282,7 +283,7 @@ async fn read<T: Send + 'static>(
 }
 
 async fn status(State(engine): State<Handle>) -> Answer {
-    json(read(engine.snapshot(), |snapshot| Ok(snapshot.status())).await?)
+    json(read(engine.snapshot(), |snapshot| Ok(status::status(snapshot))).await?)
 }
 
 async fn stats(State(engine): State<Handle>) -> Answer {
@@ -388,7 +389,7 @@ async fn list(
     spawn_blocking(move || {
         // Released when the list is sent, its reader is gone, or its time is over.
         let _turn = turn;
-        let hits = match snapshot.hits() {
+        let hits = match listing::hits(&snapshot) {
             Ok(hits) => hits,
             Err(e) => return drop(counted.send(Err(e))),
         };
@@ -396,7 +397,7 @@ async fn list(
         let end = Instant::now() + LIST_TIME;
         let send = |piece| runtime.block_on(timeout_at(end, pieces.send(piece)));
         let mut is_slow = false;
-        let told = snapshot.list(&hits, |piece| {
+        let told = listing::list(&snapshot, &hits, |piece| {
             let sent = send(Ok(piece.into()));
             is_slow |= sent.is_err();
             matches!(sent, Ok(Ok(())))
@@ -516,7 +517,7 @@ async fn lookup(
         return Err(Refusal(StatusCode::BAD_REQUEST, text));
     };
     let snapshot = engine.started().await?;
-    json(read(snapshot, move |s| s.lookup(address)).await?)
+    json(read(snapshot, move |s| listing::lookup(s, address)).await?)
 }
 
 /// Reads on a blocking thread, with a slot for lists: there may be several thousand prefixes.
@@ -529,7 +530,7 @@ async fn discover(
     let snapshot = engine.started().await?;
     let answered = read(snapshot, move |snapshot| {
         let _turn = turn;
-        Ok(json(snapshot.discovered()?))
+        Ok(json(discover::discovered(snapshot)?))
     });
     answered.await?
 }

@@ -30,8 +30,8 @@ use tracing::{info, warn};
 use crate::{
     api::{peer, server, socket::RebindingListener},
     engine::{
-        self, Engine, EngineConfig, EngineError, Handle, LastGood, Message, STOP_LIMIT,
-        StartConfig, memory,
+        self, Actor, EngineConfig, EngineError, Handle, LastGood, Message, STOP_LIMIT, StartConfig,
+        memory,
         systemd::{self, WatchdogKeepalive},
     },
     problem::Problem,
@@ -134,7 +134,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         .spawn(move || {
             // Dropped when the engine ends, even by a panic.
             let _ended = ended;
-            let engine = Engine::start(engine_config, last_good, channels)?;
+            let engine = Actor::start(engine_config, last_good, channels)?;
             drop(types);
             engine.run()
         })
@@ -295,7 +295,7 @@ fn is_interrupted(error: &anyhow::Error) -> bool {
     error.is_some_and(EngineError::is_interrupted)
 }
 
-/// Does what [`Engine::run`] does when it ends, if the engine did not run that far.
+/// Does what [`Actor::run`] does when it ends, if the engine did not run that far.
 fn leave(on_exit: OnExit, pin_dir: &Path, pinned_again: &PinnedAgain) -> anyhow::Result<()> {
     match on_exit {
         OnExit::Detach if pinned_again.goes() => {

@@ -6,33 +6,28 @@ use std::{
 };
 
 use rto_agent_core::{
-    policy::HostFacts,
     progress::{self, Progress},
-    wire::{
-        kernel::Found,
-        types::{Caller, ChangeAnswer, DetachAnswer, DetachRequest, ReloadRequest},
-    },
+    wire::types::ReloadRequest,
 };
-use rto_agent_kernel::{
-    datapath::BpfKernel,
-    kernel::{clock::boottime_ms, facts::host_facts},
-};
-use tokio::sync::watch;
-use tracing::{error, info, warn};
+use rto_agent_kernel::{datapath::BpfKernel, kernel::clock::boottime_ms};
+use tracing::{error, warn};
 
 use super::{
-    Channels, EngineConfig, EngineError, LastGood, Message, Open, Reply, STOP_LIMIT, Snapshot,
-    apply::Apply,
-    audit::{Cause, Change, Source},
-    control::Control,
-    desired::Desired,
-    memory,
-    reconcile::Persist,
-    snapshot::{Health, Shared},
-    state::{self, State},
-    systemd::{self, Systemd},
+    audit::{Cause, Source},
+    change::{Engine, Persist},
+    config::EngineConfig,
+    detach,
+    error::EngineError,
+    handle::{Channels, Done, Message, Reply},
+    health,
+    kernel::Open,
+    memory, open_sockets, reload, requests,
+    store::LastGood,
+    systemd, tuner,
 };
-use crate::problem::Problem;
+
+/// Time the engine gets to end after a stop. The daemon's own steps use the rest of two seconds.
+pub const STOP_LIMIT: Duration = Duration::from_millis(1500);
 
 /// Interval between checks of the attachment, the host's sysctls and a part of the maps.
 pub(super) const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
@@ -45,34 +40,20 @@ const EXPIRY_RETRY: Duration = Duration::from_secs(1);
 /// limit for the engine, so that the engine can still detach.
 const JOBS_LIMIT: Duration = STOP_LIMIT.saturating_sub(Duration::from_millis(500));
 
-/// The single writer to the kernel: owns the queue of messages, and publishes what its parts have
-/// done.
-pub struct Engine {
-    pub(super) config: Arc<EngineConfig>,
-    pub(super) state: State,
-    pub(super) apply: Apply,
-    pub(super) control: Control,
+/// The engine with its queue of messages and its timers.
+pub struct Actor {
+    engine: Engine,
+    messages: mpsc::Receiver<Message>,
+    progress: Progress,
     /// When expired entries are looked for again, if the kernel refused to remove them.
     expiry_after: Option<Instant>,
-    /// Why the policies could not be computed for the host's current settings.
-    host_problem: Problem,
-    /// Why expired entries are still in the kernel.
-    expiry_problem: Problem,
-    /// Why the metrics are not served.
-    metrics_problem: Problem,
-    messages: mpsc::Receiver<Message>,
-    snapshots: watch::Sender<Arc<Snapshot>>,
-    started: Instant,
-    shared: Arc<Shared>,
-    progress: Progress,
-    pub(super) systemd: Systemd,
     /// See [`systemd::step_interval`].
     step_interval: Duration,
     /// [`HEALTH_INTERVAL`], except in tests.
     health_interval: Duration,
 }
 
-impl Engine {
+impl Actor {
     /// Brings the kernel in line with the configuration, attaches, and publishes the first
     /// snapshot.
     ///
@@ -84,72 +65,44 @@ impl Engine {
         last_good: LastGood,
         channels: Channels,
     ) -> anyhow::Result<Self> {
-        Self::start_with(
-            Arc::new(|options| Ok(Box::new(BpfKernel::open(options)?))),
-            config,
-            last_good,
-            channels,
-        )
+        let open: Open = Arc::new(|options| Ok(Box::new(BpfKernel::open(options)?)));
+        Self::start_with(open, config, last_good, channels)
     }
 
     /// As [`Self::start`], with another way to open the kernel.
-    pub(super) fn start_with(
+    fn start_with(
         open: Open,
         config: EngineConfig,
         last_good: LastGood,
         channels: Channels,
     ) -> anyhow::Result<Self> {
-        channels.progress.count_this_thread();
+        let Channels {
+            messages,
+            sender,
+            snapshots,
+            progress,
+        } = channels;
+        progress.count_this_thread();
         progress::step();
-        let config = Arc::new(config);
-        let agent = &config.config.agent;
-        let (desired, store, lost) = state::load(&config)?;
-        let (mut control, desired) = Control::start(agent, desired);
-        let starting = channels.snapshots.borrow().clone();
-        let opening = (open, starting.shared.clone());
-        let (apply, change) = Apply::start(opening, desired, store, &config, &channels.sender)?;
-        let cause = Cause::from(Source::Start);
-        cause.audit(&change);
-        if let Some(warning) = &lost {
-            warn!("{warning}");
-        }
-        match apply.reconciler().found() {
-            Found::Adopted | Found::MapsKept => {}
-            Found::Nothing | Found::Replaced => control.maps_are_new(),
-        }
-        let mut engine = Self {
-            state: State::start(
-                config.clone(),
-                last_good,
-                &cause,
-                lost.into_iter().collect(),
-            ),
-            config,
-            apply,
-            control,
+        let engine = Engine::start(open, config, last_good, &sender, snapshots)?;
+        memory::trim_heap();
+        Ok(Self {
+            engine,
+            messages,
+            progress,
             expiry_after: None,
-            host_problem: Problem::default(),
-            expiry_problem: Problem::default(),
-            metrics_problem: Problem::default(),
-            messages: channels.messages,
-            started: starting.started,
-            shared: starting.shared.clone(),
-            progress: channels.progress,
-            snapshots: channels.snapshots,
-            systemd: Systemd::default(),
             step_interval: systemd::step_interval(),
             health_interval: HEALTH_INTERVAL,
-        };
-        engine.publish();
-        memory::trim_heap();
-        Ok(engine)
+        })
     }
 
     /// Serves messages until it is stopped, then leaves the kernel as `on_exit` says.
     pub fn run(mut self) -> anyhow::Result<()> {
-        self.systemd.ready(&self.snapshots.borrow().status_line());
-        self.apply.apply_to_open(&Source::Start.into());
-        self.apply.consider_probe();
+        let engine = &mut self.engine;
+        let status = engine.snapshots.borrow().clone();
+        engine.systemd.ready(&super::status::status_line(&status));
+        engine.apply_to_open(&Source::Start.into());
+        health::consider_probe(engine);
         let mut next_health = Instant::now() + self.health_interval;
         // After a stop, queued messages are dropped.
         while progress::checkpoint().is_ok() {
@@ -162,21 +115,26 @@ impl Engine {
             if progress::checkpoint().is_err() {
                 break;
             }
+            let engine = &mut self.engine;
             if Instant::now() >= next_health {
-                self.check_health();
+                reload::keep_last_good(engine);
+                health::check(engine);
                 next_health = Instant::now() + self.health_interval;
             }
             self.expire();
-            if self.control.tick_if_due(&mut self.apply) {
-                self.publish();
+            let engine = &mut self.engine;
+            if until_tick(engine).is_some_and(|wait| wait.is_zero()) {
+                tuner::tick(engine);
             }
-            if let Some((reply, answer)) = self.apply.finish_restore() {
-                self.answer(reply, |_| answer);
+            if let Some((reply, answer)) = detach::finish_restore(engine) {
+                publish_and_answer(engine, reply, answer);
             }
-            if self.apply.finish_draining() {
-                self.publish();
+            if detach::finish_draining(engine) {
+                engine.publish();
             }
-            self.apply.walk_again();
+            if let Some(cause) = engine.walks.take_again() {
+                engine.apply_to_open(&cause);
+            }
         }
         self.stop()
     }
@@ -184,244 +142,167 @@ impl Engine {
     fn until_next(&self, next_health: Instant) -> Duration {
         let now = Instant::now();
         let mut wait = next_health.saturating_duration_since(now);
-        if let Some(end) = self.apply.desired().runtime.next_expiry_ms() {
+        if let Some(end) = self.engine.desired().runtime.next_expiry_ms() {
             let due = Duration::from_millis(end.saturating_sub(boottime_ms()));
             let again = self
                 .expiry_after
                 .map(|after| after.saturating_duration_since(now));
             wait = wait.min(due.max(again.unwrap_or_default()));
         }
-        if let Some(deadline) = self.apply.restore_deadline() {
-            wait = wait.min(deadline.saturating_duration_since(now));
-        }
-        if let Some(due) = self.apply.drain_due() {
-            wait = wait.min(due.saturating_duration_since(now));
-        }
-        if let Some(due) = self.control.until_tick(&self.apply) {
-            wait = wait.min(due);
-        }
-        wait.min(self.step_interval)
+        let others = [
+            self.engine.detachment.until_next(),
+            until_tick(&self.engine),
+        ];
+        let others = others.into_iter().flatten();
+        others.fold(wait.min(self.step_interval), Duration::min)
     }
 
     fn handle(&mut self, message: Message) {
+        let engine = &mut self.engine;
         match message {
-            Message::Add(request, by, reply) => self.answer(reply, |e| e.add(*request, by)),
-            Message::Remove(request, by, reply) => self.answer(reply, |e| e.remove(request, by)),
+            Message::Add(request, by, reply) => {
+                let answer = requests::add(engine, *request, by);
+                answer_change(engine, reply, answer);
+            }
+            Message::Remove(request, by, reply) => {
+                let answer = requests::remove(engine, request, by);
+                answer_change(engine, reply, answer);
+            }
             Message::Reload(request, by, reply) => {
-                self.answer(reply, |e| e.reload_asked(&request, &Cause::asked(by)));
+                let answer = reload::reload_asked(engine, &request, &Cause::asked(by));
+                answer_change(engine, reply, answer);
                 memory::trim_heap();
             }
-            Message::Detach(request, by, reply) => self.detach(&request, by, reply),
-            Message::Attach(by, reply) => self.answer(reply, |e| e.attach(&Cause::asked(by))),
-            Message::Apply(request, by, reply) => {
-                self.answer(reply, |e| e.apply.walk(&request, by));
+            Message::Attach(by, reply) => {
+                let answer = detach::attach(engine, &Cause::asked(by));
+                publish_and_answer(engine, reply, answer);
             }
-            Message::Probed(verdict, by, reply) => self.answer(reply, |e| {
-                e.apply.record_probe(verdict, by);
-                Ok(())
-            }),
-            // The client has disconnected, and the comparison takes long.
-            Message::Verify(reply) if reply.is_closed() => {}
-            Message::Verify(reply) => self.answer(reply, |e| Ok(e.apply.verify())),
-            Message::Watch(policy, reply) => {
-                self.answer(reply, |e| e.apply.watch(policy.as_ref()));
-            }
-            Message::Tune(action, policy, by, reply) => {
-                self.answer(reply, |e| e.control.tune(&mut e.apply, action, &policy, by));
-            }
-            Message::Metrics(problem) => {
-                if problem.as_ref() != self.metrics_problem.text() {
-                    self.metrics_problem
-                        .becomes(problem, |text| warn!("{text}"));
-                    self.publish();
+            Message::Detach(request, by, reply) => {
+                match detach::detach(engine, &request, by, reply) {
+                    Some((reply, answer)) => publish_and_answer(engine, reply, answer),
+                    // `finish_restore()` answers.
+                    None => engine.publish(),
                 }
             }
-            Message::Unwatched => self.apply.unwatched(),
-            Message::Done(done) => {
-                if self.apply.done(done) {
-                    self.publish();
+            Message::Apply(request, by, reply) => {
+                let answer = open_sockets::walk(engine, &request, by);
+                publish_and_answer(engine, reply, answer);
+            }
+            Message::Probed(verdict, by, reply) => {
+                engine.probing.record(verdict, &format!("doctor, {by}"));
+                publish_and_answer(engine, reply, Ok(()));
+            }
+            // The client has disconnected, and the comparison takes long.
+            Message::Verify(reply) if reply.is_closed() => {}
+            Message::Verify(reply) => {
+                let answer = health::verify(engine);
+                publish_and_answer(engine, reply, Ok(answer));
+            }
+            Message::Watch(policy, reply) => {
+                let answer = open_sockets::watch(engine, policy.as_ref());
+                publish_and_answer(engine, reply, answer);
+            }
+            Message::Tune(action, policy, by, reply) => {
+                let answer = tuner::tune(engine, action, &policy, by);
+                publish_and_answer(engine, reply, answer);
+            }
+            Message::Metrics(problem) => {
+                let known = &mut engine.problems.metrics;
+                if problem.as_ref() != known.text() {
+                    known.becomes(problem, |text| warn!("{text}"));
+                    engine.publish();
+                }
+            }
+            Message::Unwatched => engine.events.end_if_unwatched(),
+            Message::Done(Done::Walk { number, view }) => {
+                engine.walks.done(number, view.map(|view| *view));
+            }
+            Message::Done(Done::Probe(verdict)) => {
+                engine.probing.done(verdict);
+                engine.publish();
+            }
+            Message::Done(Done::Compare(compared)) => {
+                if engine.comparing.done(compared) && engine.detachment.by.is_none() {
+                    health::verify(engine);
+                    engine.publish();
                 }
             }
             Message::Sighup => {
                 let request = ReloadRequest::default();
-                let reloaded = self.reload_asked(&request, &Source::Signal.into());
-                self.log(reloaded);
+                let reloaded = reload::reload_asked(engine, &request, &Source::Signal.into());
+                // `not_reloaded()` has logged why the files were rejected.
+                if let Err(e) = reloaded
+                    && !matches!(e, EngineError::NotReloaded(_))
+                {
+                    warn!("{e}");
+                }
+                engine.publish();
+                memory::trim_heap();
             }
-            Message::FilesChanged => self.files_changed(),
+            Message::FilesChanged => reload::files_changed(engine),
             // What is due after each message is done then.
             Message::Resumed | Message::Stop => {}
-        }
-    }
-
-    /// Publishes the result, then answers.
-    fn answer<T>(
-        &mut self,
-        reply: Reply<T>,
-        carry_out: impl FnOnce(&mut Self) -> Result<T, EngineError>,
-    ) {
-        let answer = carry_out(self);
-        self.publish();
-        // A client that disconnected before its answer is not an error.
-        drop(reply.send(answer));
-    }
-
-    /// Logs a change that has no client.
-    pub(super) fn log<T>(&mut self, changed: Result<T, EngineError>) {
-        // `not_reloaded()` has logged why the files were rejected.
-        if let Err(e) = changed
-            && !matches!(e, EngineError::NotReloaded(_))
-        {
-            warn!("{e}");
-        }
-        self.publish();
-        memory::trim_heap();
-    }
-
-    /// Publishes the state as it is now.
-    pub(super) fn publish(&mut self) {
-        if self.apply.take_maps_are_new() {
-            self.control.maps_are_new();
-        }
-        let mut health = self.apply.health();
-        health.problems.extend(self.host_problem.text().cloned());
-        health.problems.extend(self.expiry_problem.text().cloned());
-        health.warnings.extend(self.metrics_problem.text().cloned());
-        health.warnings.extend(self.state.warnings());
-        health.warnings.extend(self.control.problems());
-        let snapshot = Snapshot {
-            started: self.started,
-            config: self.config.clone(),
-            resolved: Some(self.apply.resolved().clone()),
-            reader: self.apply.reader().cloned(),
-            health: Arc::new(Health {
-                last_reload: self.state.last_reload().clone(),
-                ..health
-            }),
-            walk: self.apply.walk_progress().clone(),
-            tuned: self.control.published(),
-            epoch: self.shared.next_epoch(),
-            shared: self.shared.clone(),
-        };
-        self.systemd.status(&snapshot.status_line());
-        let snapshot = Arc::new(snapshot);
-        self.snapshots.send_replace(snapshot.clone());
-        self.shared.published(&snapshot);
-    }
-
-    /// Makes a change, together with the current decisions about its policies.
-    pub(super) fn reconcile(
-        &mut self,
-        next: &Desired,
-        persist: &Persist,
-        cause: &Cause,
-    ) -> Result<Change, EngineError> {
-        self.control
-            .reconcile(&mut self.apply, next, persist, cause)
-    }
-
-    /// Begins to compare the next part of the kernel's maps.
-    pub(super) fn compare_next(&mut self) {
-        let snapshot = self.snapshots.borrow().clone();
-        self.apply.compare_next(&snapshot);
-    }
-
-    fn detach(&mut self, request: &DetachRequest, by: Caller, reply: Reply<DetachAnswer>) {
-        match self.apply.detach(request, by, reply) {
-            Some((reply, answer)) => self.answer(reply, |_| answer),
-            None => self.publish(),
-        }
-    }
-
-    /// `rto-agent attach`: ends a detachment. The counters continue.
-    pub(super) fn attach(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
-        let note = if self.apply.attach()? {
-            self.publish();
-            self.apply.attached(cause);
-            "attached again"
-        } else {
-            "already attached"
-        };
-        Ok(ChangeAnswer {
-            notes: vec![note.to_owned()],
-            ..ChangeAnswer::default()
-        })
-    }
-
-    /// Attaches or detaches as `attach` in `[agent]` of the new files says.
-    pub(super) fn follow_attach(&mut self, cause: &Cause) -> Result<(), EngineError> {
-        let attach = self.apply.resolved().config().agent.attach;
-        match (attach, self.apply.detached_by()) {
-            (false, None) => self.apply.detach_now(Caller::CONFIGURATION).map(drop),
-            (true, Some(Caller::CONFIGURATION)) => self.attach(cause).map(drop),
-            _ => Ok(()),
         }
     }
 
     /// Removes expired entries, from the kernel first. The file holds their expiry times, so they
     /// stay expired even if it cannot be written.
     fn expire(&mut self) {
+        let engine = &mut self.engine;
         if self
             .expiry_after
             .is_some_and(|after| Instant::now() < after)
         {
             return;
         }
-        let Some(next) = self.apply.desired().expired(boottime_ms()) else {
+        let Some(next) = engine.desired().expired(boottime_ms()) else {
             return;
         };
-        match self.reconcile(&next, &Persist::Later, &Source::Ttl.into()) {
-            Ok(_) => {
-                self.expiry_after = None;
-                self.expiry_problem = Problem::default();
-            }
-            Err(e) => {
-                let problem = format!(
-                    "expired entries could not be removed, which is tried again every second: {e}"
-                );
-                self.expiry_problem
-                    .becomes(Some(problem), |text| error!("{text}"));
-                self.expiry_after = Some(Instant::now() + EXPIRY_RETRY);
-            }
-        }
-        self.publish();
-    }
-
-    fn check_health(&mut self) {
-        self.keep_last_good();
-        if !self.apply.check_health() {
-            self.publish();
-            return;
-        }
-        match host_facts(&self.config.features) {
-            Ok(host) if host != self.apply.desired().host => self.take_host(host),
-            Ok(_) => self.host_problem = Problem::default(),
-            Err(e) => warn!("{e}"),
-        }
-        self.publish();
-        self.compare_next();
-    }
-
-    fn take_host(&mut self, host: HostFacts) {
-        // Set even if the policies cannot be computed for the new settings.
-        self.apply.set_host_defaults(host);
-        let next = self.apply.desired().with_host(host);
-        let changed = self.reconcile(&next, &Persist::Later, &Source::Host.into());
-        if changed.is_ok() {
-            info!(?host, "the host's TCP settings changed");
-        }
-        let problem = changed.err().map(|e| {
-            format!("the host's TCP settings changed, and the policies could not be updated: {e}")
+        let expired = engine.change(&next, &Persist::Later, &Source::Ttl.into());
+        let problem = expired.err().map(|e| {
+            format!("expired entries could not be removed, which is tried again every second: {e}")
         });
-        self.host_problem.becomes(problem, |text| error!("{text}"));
+        self.expiry_after = problem.is_some().then(|| Instant::now() + EXPIRY_RETRY);
+        if problem.is_some() || engine.problems.expiry.text().is_some() {
+            engine
+                .problems
+                .expiry
+                .becomes(problem, |text| error!("{text}"));
+            engine.publish();
+        }
     }
 
     fn stop(mut self) -> anyhow::Result<()> {
         let begin = self.progress.stopped_at().unwrap_or_else(Instant::now);
-        self.apply.cancel_jobs();
-        self.control.store_tuning();
-        self.apply.finish_jobs(begin + JOBS_LIMIT);
-        self.apply.leave()
+        let engine = &mut self.engine;
+        engine.walks.cancel();
+        engine.events.end();
+        engine.control.save_last(&mut engine.store.tuning);
+        engine.probing.finish(begin + JOBS_LIMIT);
+        engine.walks.finish(begin + JOBS_LIMIT);
+        detach::leave(engine)
     }
+}
+
+/// Time until the tuner's next tick.
+fn until_tick(engine: &Engine) -> Option<Duration> {
+    let wait = engine.control.until_tick()?;
+    engine.detachment.is_attached().then_some(wait)
+}
+
+/// Answers a change, which publishes itself. After a failure the maps may differ.
+fn answer_change<T>(engine: &mut Engine, reply: Reply<T>, answer: Result<T, EngineError>) {
+    if answer.is_err() {
+        engine.publish();
+    }
+    // A client that disconnected before its answer is not an error.
+    let _ = reply.send(answer);
+}
+
+/// Publishes the result, then answers.
+fn publish_and_answer<T>(engine: &mut Engine, reply: Reply<T>, answer: Result<T, EngineError>) {
+    engine.publish();
+    let _ = reply.send(answer); // As above.
 }
 
 #[cfg(test)]

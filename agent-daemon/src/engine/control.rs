@@ -18,25 +18,24 @@ use rto_agent_core::{
         holdout::Verdict,
         stats::ArmStatistics,
         tune::{TuneAction, TuneAnswer},
-        types::Caller,
+        types::now_ms,
     },
 };
-use rto_agent_kernel::datapath::{DatapathError, KernelReader};
+use rto_agent_kernel::{
+    datapath::{DatapathError, KernelReader},
+    kernel::clock::boottime_ms,
+};
 use tracing::{error, info, warn};
 
 use super::{
-    EngineError,
-    apply::Apply,
-    audit::{Cause, Change, Source},
-    desired::Desired,
-    error::refused,
-    reconcile::Persist,
+    desired::{Desired, Resolved},
+    error::EngineError,
     snapshot::Published,
-    tuning_store::TuningStore,
+    store::{TuningStore, boot_id},
 };
 use crate::{
     problem::Problem,
-    tuning::{Due, TICK_MS, Tuning},
+    tuning::{Due, Moment, StateBefore, Stored, TICK_MS, Tuning},
 };
 
 /// What is due of a policy.
@@ -69,11 +68,28 @@ pub(super) fn read_due(
     }))
 }
 
+/// The decisions of a tick.
+#[derive(Default)]
+pub(super) struct Decisions {
+    /// What watchers and the log are told.
+    pub(super) items: Vec<StreamItem>,
+    /// The policies that were read.
+    pub(super) policies: BTreeSet<PolicyName>,
+    /// Why a policy could not be read.
+    pub(super) problem: Option<String>,
+}
+
+/// A decision of an operator.
+pub(super) struct Decision {
+    before: StateBefore,
+    pub(super) items: Vec<StreamItem>,
+}
+
 /// Owns the tuner and what it has learnt.
 pub(super) struct Control {
     tuning: Tuning,
     tuned: Published<TuneAnswer>,
-    store: TuningStore,
+    clock: Clock,
     /// Time of the last tick. The tuner's pace at that moment decides when the next one is due.
     ticked: Option<Instant>,
     /// Why decisions are not in force, or counters cannot be read.
@@ -86,26 +102,29 @@ pub(super) struct Control {
 
 impl Control {
     /// Restores the learnt state of an earlier run, and makes the first decisions.
-    pub(super) fn start(agent: &AgentConfig, desired: Desired) -> (Self, Desired) {
-        let (store, stored) = TuningStore::open(agent);
+    pub(super) fn start(
+        agent: &AgentConfig,
+        desired: Desired,
+        learnt: Stored<'static>,
+        store: &mut TuningStore,
+    ) -> (Self, Desired) {
         let mut control = Self {
             tuning: Tuning::new(!agent.statistics),
             tuned: Published::default(),
-            store,
+            clock: Clock::continued(&learnt),
             ticked: None,
             problem: Problem::default(),
             is_blind: !agent.statistics,
             notes: Vec::new(),
         };
-        let now = control.store.now();
+        let (now, boot_id) = (control.clock.now(), &control.clock.boot_id);
         let policies = desired.policies();
-        let boot_id = control.store.boot_id();
         let tuning = &mut control.tuning;
-        let told = tuning.restore(stored, boot_id, now, &policies, &desired.host);
-        told.iter().for_each(log);
-        control.store.save_if_due(&mut control.tuning);
+        let events = tuning.restore(learnt, boot_id, now, &policies, &desired.host);
+        events.iter().for_each(log);
+        control.save_if_due(store);
         let desired = control.adjusted(&desired);
-        control.show(&desired.adjustments);
+        control.show(&desired.adjustments, store);
         (control, desired)
     }
 
@@ -118,21 +137,18 @@ impl Control {
     }
 
     /// Decisions could not be applied: each tick tries again until they are.
-    fn not_in_force(&mut self, why: &EngineError) {
+    pub(super) fn not_in_force(&mut self, why: &EngineError) {
         let problem = format!("a decision of the tuner could not be applied: {why}");
         self.problem.becomes(Some(problem), |text| error!("{text}"));
     }
 
-    /// Why decisions are not applied, or not stored.
-    pub(super) fn problems(&self) -> impl Iterator<Item = String> {
-        let problem = self.problem.text().into_iter().cloned();
-        problem
-            .chain(self.store.problem())
-            .chain(self.store.warnings())
+    /// Why decisions are not applied.
+    pub(super) fn problem(&self) -> Option<&String> {
+        self.problem.text()
     }
 
     /// A desired state with the current decisions about its policies.
-    fn adjusted(&self, next: &Desired) -> Desired {
+    pub(super) fn adjusted(&self, next: &Desired) -> Desired {
         let mut all = Adjustments::new();
         self.tuning.adjust(&next.policies(), &next.host, &mut all);
         next.with_adjustments(all)
@@ -140,57 +156,51 @@ impl Control {
 
     /// Publishes the state of these policies only: with a thousand policies, publishing all would
     /// take as long as deciding.
-    fn show_some(&self, policies: &BTreeSet<PolicyName>, in_force: &Adjustments) {
-        let now = self.store.now();
+    pub(super) fn show_some(
+        &self,
+        policies: &BTreeSet<PolicyName>,
+        in_force: &Adjustments,
+        store: &TuningStore,
+    ) {
+        let now = self.clock.now();
         self.tuned.send_modify(|answer| {
             // Copied only while a reader holds it.
             let answer = Arc::make_mut(answer);
             answer.at_ms = now.unix_ms;
-            answer.not_stored = self.store.problem();
+            answer.not_stored = store.problem().cloned();
             let changed = self.tuning.view_of(policies.iter(), now, in_force);
             answer.policies.extend(changed);
         });
     }
 
     /// Publishes the state of all policies. `in_force`: the decisions that were applied.
-    fn show(&self, in_force: &Adjustments) {
-        let now = self.store.now();
+    pub(super) fn show(&self, in_force: &Adjustments, store: &TuningStore) {
+        let now = self.clock.now();
         self.tuned.send_replace(Arc::new(TuneAnswer {
             at_ms: now.unix_ms,
-            not_stored: self.store.problem(),
+            not_stored: store.problem().cloned(),
             policies: self.tuning.view(now, in_force),
         }));
     }
 
     /// Time until the next tick; `None` while no policy needs one, so that an idle daemon does not
     /// wake.
-    pub(super) fn until_tick(&self, apply: &Apply) -> Option<Duration> {
-        let interval = self.interval().filter(|_| apply.is_attached())?;
+    pub(super) fn until_tick(&self) -> Option<Duration> {
+        let interval = self.interval()?;
         let ticked = self.ticked;
         Some(ticked.map_or(Duration::ZERO, |at| interval.saturating_sub(at.elapsed())))
     }
 
-    /// If a tick is due, reads the counters and applies the resulting decisions. Returns whether
-    /// there is something to publish.
-    pub(super) fn tick_if_due(&mut self, apply: &mut Apply) -> bool {
-        if self.until_tick(apply).is_none_or(|wait| !wait.is_zero()) {
-            return false;
-        }
+    /// Reads what is due, and decides.
+    pub(super) fn tick(&mut self, reader: &dyn KernelReader, resolved: &Resolved) -> Decisions {
         self.ticked = Some(Instant::now());
-        self.tick(apply)
-    }
-
-    fn tick(&mut self, apply: &mut Apply) -> bool {
-        let now = self.store.now();
+        let now = self.clock.now();
         let due = self.tuning.due(now.tuner_ms);
         let due: Vec<_> = due.map(|(name, due)| (name.clone(), due)).collect();
-        let Some(reader) = apply.reader().cloned() else {
-            return false;
-        };
-        let (mut told, mut changed, mut problem) = (Vec::new(), BTreeSet::new(), None);
+        let mut decisions = Decisions::default();
         for (name, due) in due {
             progress::step();
-            match read_due(reader.as_ref(), &name, due) {
+            match read_due(reader, &name, due) {
                 Ok(Some(read)) => {
                     let Read {
                         statistics,
@@ -198,76 +208,66 @@ impl Control {
                         outage,
                     } = read;
                     let timers = self.tuning.step(now, &name, &statistics, fallbacks, outage);
-                    told.extend(timers.into_iter().map(StreamItem::Tuned));
-                    let paused = self.not_compared(apply, reader.as_ref(), &name);
+                    let items = &mut decisions.items;
+                    items.extend(timers.into_iter().map(StreamItem::Tuned));
+                    let paused = self.not_compared(resolved, reader, &name);
                     let verdict = self.tuning.look(now, &name, &statistics, paused);
-                    told.extend(verdict.map(StreamItem::Verdict));
-                    changed.insert(name);
+                    items.extend(verdict.map(StreamItem::Verdict));
+                    decisions.policies.insert(name);
                 }
                 // The policy has no slot (yet), or is not due in this tick.
                 Ok(None) => {}
                 Err(e) => {
                     let text = format!("policy {name}: the tuner cannot learn its values: {e}");
-                    problem.get_or_insert(text);
+                    decisions.problem.get_or_insert(text);
                 }
             }
         }
-        let decided = self.decided(apply, &told);
-        self.show_some(&changed, &apply.desired().adjustments);
-        match decided {
-            Err(e) => {
-                self.not_in_force(&e);
-                true
-            }
-            Ok(is_changed) => {
-                let known = &mut self.problem;
-                known.becomes(problem, |text| error!("{text}"));
-                is_changed
-            }
-        }
+        decisions
     }
 
-    /// Applies, reports and stores decisions; returns whether that changed the kernel.
-    ///
-    /// # Errors
-    ///
-    /// If they could not be applied. The next tick tries again.
-    fn decided(&mut self, apply: &mut Apply, told: &[StreamItem]) -> Result<bool, EngineError> {
-        // Persist first, so that a crash cannot lose a decision.
-        self.tell_decisions(apply, told);
-        let adjusted = self.adjust(apply, &Source::Tuner.into())?;
-        Ok(adjusted.is_some())
-    }
-
-    /// Reports and stores decisions.
-    fn tell_decisions(&mut self, apply: &Apply, told: &[StreamItem]) {
-        for one in told {
-            match one {
+    /// Logs and stores decisions.
+    pub(super) fn record(&mut self, items: &[StreamItem], store: &mut TuningStore) {
+        for item in items {
+            match item {
                 StreamItem::Tuned(event) => log(event),
                 StreamItem::Verdict(event) => log_verdict(event),
                 StreamItem::Event(_) | StreamItem::Lost { .. } => {}
             }
-            apply.tell(one.clone());
         }
-        self.store.save_if_due(&mut self.tuning);
+        self.save_if_due(store);
     }
 
-    /// Makes a change, together with the current decisions about its policies.
-    pub(super) fn reconcile(
+    /// Decisions are in force, and the counters were read, unless there is a problem.
+    pub(super) fn in_force(&mut self, problem: Option<String>) {
+        self.problem.becomes(problem, |text| error!("{text}"));
+    }
+
+    /// What `rto-agent tune freeze`, `resume` and `reset` decide; an error is the reason why not.
+    pub(super) fn act(
         &mut self,
-        apply: &mut Apply,
-        next: &Desired,
-        persist: &Persist,
-        cause: &Cause,
-    ) -> Result<Change, EngineError> {
-        let change = apply.reconcile(self.adjusted(next), persist, cause)?;
-        self.follow_policies(apply);
-        Ok(change)
+        policy: &PolicyName,
+        action: TuneAction,
+        desired: &Desired,
+    ) -> Result<Decision, String> {
+        let before = self.tuning.state_of(policy);
+        let acted = self.tuning.act(self.clock.now(), policy, action);
+        let acted = acted.ok_or_else(|| self.not_tuned(desired, action, policy))?;
+        let timers = acted.timers.into_iter().map(StreamItem::Tuned);
+        let verdict = acted.verdict.map(StreamItem::Verdict);
+        Ok(Decision {
+            before,
+            items: timers.chain(verdict).collect(),
+        })
+    }
+
+    /// Undoes [`Self::act`]: what is answered, shown and stored is what the kernel has.
+    pub(super) fn undo(&mut self, policy: &PolicyName, decision: Decision) {
+        self.tuning.set_state_of(policy, decision.before);
     }
 
     /// After a change: the tuner follows the policies that are now in force.
-    fn follow_policies(&mut self, apply: &Apply) {
-        let desired = apply.desired();
+    pub(super) fn follow(&mut self, desired: &Desired, store: &mut TuningStore) {
         for policy in self.tuning.follow(&desired.policies(), &desired.host) {
             let note = format!(
                 "policy {policy}: fallback (harm) has ended: the policy's settings changed"
@@ -275,52 +275,13 @@ impl Control {
             info!(%policy, "{note}");
             self.notes.push(note);
         }
-        self.store.save_if_due(&mut self.tuning);
-        self.show(&desired.adjustments);
+        self.save_if_due(store);
+        self.show(&desired.adjustments, store);
     }
 
     /// The maps were re-created: the counters restart at 0.
     pub(super) fn maps_are_new(&mut self) {
         self.tuning.begin_again();
-    }
-
-    /// Applies the current decisions. Reconciles only if they have changed.
-    fn adjust(&mut self, apply: &mut Apply, cause: &Cause) -> Result<Option<Change>, EngineError> {
-        let next = self.adjusted(apply.desired());
-        if next.adjustments == apply.desired().adjustments {
-            return Ok(None);
-        }
-        let change = apply.reconcile(next, &Persist::Later, cause)?;
-        self.follow_policies(apply);
-        Ok(Some(change))
-    }
-
-    /// `rto-agent tune freeze`, `resume` and `reset`.
-    pub(super) fn tune(
-        &mut self,
-        apply: &mut Apply,
-        action: TuneAction,
-        policy: &PolicyName,
-        by: Caller,
-    ) -> Result<TuneAnswer, EngineError> {
-        let now = self.store.now();
-        let before = self.tuning.state_of(policy);
-        let Some(acted) = self.tuning.act(now, policy, action) else {
-            return refused(self.not_tuned(apply.desired(), action, policy));
-        };
-        if let Err(e) = self.adjust(apply, &Source::Tuner.into()) {
-            // What is answered, shown and stored is what the kernel has.
-            self.tuning.set_state_of(policy, before);
-            return Err(e);
-        }
-        Cause::done(action.audited(), by).audit_other(action.audited());
-        let timers = acted.timers.into_iter().map(StreamItem::Tuned);
-        let told: Vec<_> = timers
-            .chain(acted.verdict.map(StreamItem::Verdict))
-            .collect();
-        self.tell_decisions(apply, &told);
-        self.show(&apply.desired().adjustments);
-        Ok(self.tuned.borrow().only(policy))
     }
 
     fn not_tuned(&self, desired: &Desired, action: TuneAction, policy: &PolicyName) -> String {
@@ -355,14 +316,13 @@ impl Control {
     /// Why the arms of a policy cannot be compared now; `None` if they can.
     fn not_compared(
         &self,
-        apply: &Apply,
+        resolved: &Resolved,
         reader: &dyn KernelReader,
         policy: &PolicyName,
     ) -> Option<&'static str> {
-        let resolved = apply.resolved();
         let settings = &resolved.set.policies.get(policy)?.settings;
         let kernel = &resolved.policies.get(policy)?.kernel;
-        let adjustment = apply.desired().adjustments.get(policy);
+        let adjustment = resolved.desired.adjustments.get(policy);
         let in_force = adjustment.is_some_and(|adjustment| adjustment.harm);
         let sets_timer = settings.initial_rto.is_some() || settings.syn_ack_rto.fixed().is_some();
         let syn_ack = kernel.syn_ack_rto_jiffies.iter();
@@ -379,9 +339,53 @@ impl Control {
         }
     }
 
+    /// Stores a transition at once, growing statistics once a minute.
+    fn save_if_due(&mut self, store: &mut TuningStore) {
+        let (has_changed, has_grown) = (self.tuning.has_changed(), self.tuning.has_grown());
+        if has_changed && store.is_writable() || has_grown && store.is_due() {
+            self.save(store);
+        }
+    }
+
     /// Stores what is not stored yet. Called when the engine stops.
-    pub(super) fn store_tuning(&mut self) {
-        self.store.save_last(&mut self.tuning);
+    pub(super) fn save_last(&mut self, store: &mut TuningStore) {
+        if self.tuning.has_changed() || self.tuning.has_grown() {
+            self.save(store);
+        }
+    }
+
+    fn save(&mut self, store: &mut TuningStore) {
+        let stored = self.tuning.stored(&self.clock.boot_id, self.clock.now());
+        if store.save(&stored) {
+            self.tuning.was_stored();
+        }
+    }
+}
+
+/// The clock of the tuner: it goes on after a restart and a boot.
+struct Clock {
+    boot_id: String,
+    /// Start values of the tuner's clock and of CLOCK_BOOTTIME, milliseconds.
+    began: (u64, u64),
+}
+
+impl Clock {
+    fn continued(learnt: &Stored<'_>) -> Self {
+        let (boot_id, boottime_ms) = (boot_id(), boottime_ms());
+        Self {
+            began: (learnt.now_ms(&boot_id, boottime_ms, now_ms()), boottime_ms),
+            boot_id,
+        }
+    }
+
+    fn now(&self) -> Moment {
+        let (tuner_ms, began_ms) = self.began;
+        let boottime_ms = boottime_ms();
+        Moment {
+            tuner_ms: tuner_ms.saturating_add(boottime_ms.saturating_sub(began_ms)),
+            boottime_ms,
+            unix_ms: now_ms(),
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use rto_agent_core::{
 };
 
 use super::{
-    EngineError,
+    error::EngineError,
     runtime::{Override, Removal, RuntimeEntries, RuntimeEntry},
 };
 

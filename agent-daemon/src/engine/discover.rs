@@ -17,69 +17,70 @@ use rto_agent_core::{
     },
 };
 
-use super::{EngineError, Snapshot, error::refused};
+use super::{
+    error::{EngineError, refused},
+    snapshot::Snapshot,
+};
 
-impl Snapshot {
-    /// Statistics of connections that no entry covers, by prefix.
-    ///
-    /// # Errors
-    ///
-    /// [`EngineError::Refused`] if they are not counted; another error if the map cannot be read.
-    pub fn discovered(&self) -> Result<DiscoverAnswer, EngineError> {
-        if !self.agent().statistics {
-            return refused(
-                "no statistics: set statistics = true and count_unmatched = true in [agent], and \
-                 restart the daemon",
-            );
-        }
-        if !self.agent().count_unmatched {
-            return refused(
-                "connections that no entry covers are not counted: set count_unmatched = true in \
-                 [agent], and restart the daemon",
-            );
-        }
-        if let Some(by) = &self.health.detached_by {
-            return refused(by.detached());
-        }
-        let resolved = self.resolved()?;
-        let mut answer = DiscoverAnswer {
-            at_ms: now_ms(),
-            one_in: Discovered::ONE_IN,
-            ..DiscoverAnswer::default()
+/// Statistics of connections that no entry covers, by prefix.
+///
+/// # Errors
+///
+/// [`EngineError::Refused`] if they are not counted; another error if the map cannot be read.
+pub fn discovered(snapshot: &Snapshot) -> Result<DiscoverAnswer, EngineError> {
+    if !snapshot.agent().statistics {
+        return refused(
+            "no statistics: set statistics = true and count_unmatched = true in [agent], and \
+             restart the daemon",
+        );
+    }
+    if !snapshot.agent().count_unmatched {
+        return refused(
+            "connections that no entry covers are not counted: set count_unmatched = true in \
+             [agent], and restart the daemon",
+        );
+    }
+    if let Some(by) = &snapshot.health.detached_by {
+        return refused(by.detached());
+    }
+    let resolved = snapshot.resolved()?;
+    let mut answer = DiscoverAnswer {
+        at_ms: now_ms(),
+        one_in: Discovered::ONE_IN,
+        ..DiscoverAnswer::default()
+    };
+    answer.since_ms = counting_since_ms(snapshot, answer.at_ms);
+    let reader = snapshot.reader.as_ref();
+    let found = reader.map_or_else(|| Ok(Vec::new()), |reader| reader.discovered())?;
+    let entries = &resolved.set.entries;
+    for (prefix, discovered) in &found {
+        let Some(prefix) = cidr_of(prefix) else {
+            continue;
         };
-        answer.since_ms = self.counting_since_ms(answer.at_ms);
-        let reader = self.reader.as_ref();
-        let found = reader.map_or_else(|| Ok(Vec::new()), |reader| reader.discovered())?;
-        let entries = &resolved.set.entries;
-        for (prefix, discovered) in &found {
-            let Some(prefix) = cidr_of(prefix) else {
-                continue;
-            };
-            let covering = entries.covering(prefix.network().ip());
-            if covering.iter().any(|cidr| cidr.prefix() <= prefix.prefix()) {
-                answer.covered += 1;
-                continue;
-            }
-            answer.prefixes.push(PrefixStats {
-                prefix,
-                connections: discovered.connections,
-                recovered: discovered.recovered,
-                handshake: (&discovered.times).into(),
-            });
+        let covering = entries.covering(prefix.network().ip());
+        if covering.iter().any(|cidr| cidr.prefix() <= prefix.prefix()) {
+            answer.covered += 1;
+            continue;
         }
-        answer.prefixes.sort_unstable_by_key(|stats| stats.prefix);
-        Ok(answer)
+        answer.prefixes.push(PrefixStats {
+            prefix,
+            connections: discovered.connections,
+            recovered: discovered.recovered,
+            handshake: (&discovered.times).into(),
+        });
     }
+    answer.prefixes.sort_unstable_by_key(|stats| stats.prefix);
+    Ok(answer)
+}
 
-    /// When the map was created; if that is not known, when the daemon started.
-    fn counting_since_ms(&self, now_ms: u64) -> u64 {
-        let made = self.reader.as_ref().and_then(|r| r.discovered_since());
-        let made = made.and_then(|made| made.duration_since(UNIX_EPOCH).ok());
-        let made = made.and_then(|made| u64::try_from(made.as_millis()).ok());
-        let runs = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        made.unwrap_or_else(|| now_ms.saturating_sub(runs))
-            .min(now_ms)
-    }
+/// When the map was created; if that is not known, when the daemon started.
+fn counting_since_ms(snapshot: &Snapshot, now_ms: u64) -> u64 {
+    let made = snapshot.reader.as_ref().and_then(|r| r.discovered_since());
+    let made = made.and_then(|made| made.duration_since(UNIX_EPOCH).ok());
+    let made = made.and_then(|made| u64::try_from(made.as_millis()).ok());
+    let runs = u64::try_from(snapshot.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    made.unwrap_or_else(|| now_ms.saturating_sub(runs))
+        .min(now_ms)
 }
 
 /// `None` if the prefix is not one of a peer.

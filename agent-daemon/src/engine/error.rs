@@ -134,7 +134,7 @@ impl EngineError {
 }
 
 /// The error in words, where the errno has a meaning of its own here.
-pub(super) fn in_words(error: &DatapathError) -> String {
+fn in_words(error: &DatapathError) -> String {
     match error {
         // "Argument list too long" (`__cgroup_bpf_attach()`, 6.12).
         DatapathError::Attach { cgroup, cause } if cause.errno() == Some(libc::E2BIG) => format!(

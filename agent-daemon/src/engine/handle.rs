@@ -17,10 +17,9 @@ use rto_agent_core::{
 };
 use tokio::sync::{broadcast, oneshot, watch};
 
-use super::{
-    EngineConfig, EngineError,
-    snapshot::{Round, Snapshot},
-};
+use rto_agent_kernel::datapath::DatapathError;
+
+use super::{comparison::Comparison, config::EngineConfig, error::EngineError, snapshot::Snapshot};
 
 /// The channel for an answer.
 pub type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
@@ -79,7 +78,7 @@ pub enum Done {
     /// A probe; `None` if its thread panicked.
     Probe(Option<Verdict>),
     /// A comparison of a part of the maps; `None` if the engine changed them during it.
-    Compare(Option<Round>),
+    Compare(Option<Result<Comparison, DatapathError>>),
 }
 
 /// The handle. Cheap to clone.

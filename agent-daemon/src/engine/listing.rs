@@ -9,163 +9,170 @@ use rto_agent_core::{
 use rto_agent_kernel::kernel::clock::boottime_ms;
 use serde::Serialize;
 
-use super::{EngineError, Snapshot, desired::Resolved};
+use super::{desired::Resolved, error::EngineError, snapshot::Snapshot};
 
 /// Bytes of a list that are passed on at once.
 const PIECE: usize = 64 << 10;
 
-impl Snapshot {
-    /// The entry and settings that apply to an address, with the reasons.
-    pub fn lookup(&self, address: IpAddr) -> Result<LookupAnswer, EngineError> {
-        let resolved = self.resolved()?;
-        let looked_up = address.to_canonical();
-        let (runtime, now_ms) = (&resolved.desired.runtime, boottime_ms());
-        let covering = resolved.set.entries.covering(looked_up).into_iter();
-        let mut matching = covering.filter(|cidr| !runtime.is_over(cidr, now_ms));
-        let best = matching.next();
-        let shadowed: Vec<Cidr> = matching.collect();
-        let mut masked: Vec<Cidr> = masked(resolved).copied().collect();
-        masked.retain(|cidr| cidr.contains(looked_up));
-        masked.sort_unstable_by_key(|cidr| std::cmp::Reverse(cidr.prefix()));
-        let mut reason = String::new();
-        if looked_up != address {
-            reason = format!("{address} is IPv4-mapped and treated as {looked_up}; ");
+/// The entry and settings that apply to an address, with the reasons.
+pub fn lookup(snapshot: &Snapshot, address: IpAddr) -> Result<LookupAnswer, EngineError> {
+    let resolved = snapshot.resolved()?;
+    let looked_up = address.to_canonical();
+    let (runtime, now_ms) = (&resolved.desired.runtime, boottime_ms());
+    let covering = resolved.set.entries.covering(looked_up).into_iter();
+    let mut matching = covering.filter(|cidr| !runtime.is_over(cidr, now_ms));
+    let best = matching.next();
+    let shadowed: Vec<Cidr> = matching.collect();
+    let mut masked: Vec<Cidr> = masked(resolved).copied().collect();
+    masked.retain(|cidr| cidr.contains(looked_up));
+    masked.sort_unstable_by_key(|cidr| std::cmp::Reverse(cidr.prefix()));
+    let mut reason = String::new();
+    if looked_up != address {
+        reason = format!("{address} is IPv4-mapped and treated as {looked_up}; ");
+    }
+    let entry = match best.and_then(|cidr| Some((cidr, resolved.set.entries.get(&cidr)?))) {
+        None => {
+            reason.push_str("no entry covers it: the kernel's own timers apply");
+            None
         }
-        let entry = match best.and_then(|cidr| Some((cidr, resolved.set.entries.get(&cidr)?))) {
-            None => {
-                reason.push_str("no entry covers it: the kernel's own timers apply");
-                None
+        Some((cidr, entry)) => {
+            let reader = snapshot.reader.as_ref();
+            let hits = reader.map_or(Ok(0), |reader| reader.hits_of(&cidr))?;
+            reason.push_str(&match shadowed.len() {
+                0 => "the only entry that covers it".to_owned(),
+                n => format!("the longest of {} prefixes that cover it", n + 1),
+            });
+            if let Some(by) = &snapshot.health.detached_by {
+                reason.push_str(&format!("; but no policy is active: detached by {by}"));
             }
-            Some((cidr, entry)) => {
-                let reader = self.reader.as_ref();
-                let hits = reader.map_or(Ok(0), |reader| reader.hits_of(&cidr))?;
-                reason.push_str(&match shadowed.len() {
-                    0 => "the only entry that covers it".to_owned(),
-                    n => format!("the longest of {} prefixes that cover it", n + 1),
-                });
-                if let Some(by) = &self.health.detached_by {
-                    reason.push_str(&format!("; but no policy is active: detached by {by}"));
-                }
-                Some(view(resolved, self.listed(resolved, cidr, entry, hits)))
-            }
+            Some(view(
+                resolved,
+                listed(snapshot, resolved, cidr, entry, hits),
+            ))
+        }
+    };
+    Ok(LookupAnswer {
+        address,
+        looked_up,
+        entry,
+        shadowed,
+        masked,
+        reason,
+    })
+}
+
+/// Reads the hit counters of all entries.
+pub fn hits(snapshot: &Snapshot) -> Result<Vec<(Cidr, u32)>, EngineError> {
+    let reader = snapshot.reader.as_ref();
+    Ok(reader.map_or_else(|| Ok(Vec::new()), |reader| reader.hits())?)
+}
+
+/// Writes the JSON of a [`rto_agent_core::wire::types::ListAnswer`] in pieces until `take` wants no
+/// more: a million entries are a hundred megabytes.
+pub fn list(
+    snapshot: &Snapshot,
+    hits: &[(Cidr, u32)],
+    mut take: impl FnMut(Vec<u8>) -> bool,
+) -> serde_json::Result<()> {
+    let Ok(resolved) = snapshot.resolved() else {
+        return Ok(());
+    };
+    let mut text = Vec::with_capacity(2 * PIECE);
+    text.extend_from_slice(b"{\"policies\":{");
+    for (i, (name, policy)) in resolved.set.policies.iter().enumerate() {
+        separate(&mut text, i);
+        put(&mut text, name)?;
+        text.push(b':');
+        let effects = resolved.effects(name).to_vec();
+        let settings = policy.settings.clone();
+        let description = policy.description.clone();
+        let view = PolicyView {
+            description,
+            settings,
+            effects,
         };
-        Ok(LookupAnswer {
-            address,
-            looked_up,
-            entry,
-            shadowed,
-            masked,
-            reason,
-        })
+        put(&mut text, &view)?;
     }
-
-    /// Reads the hit counters of all entries.
-    pub fn hits(&self) -> Result<Vec<(Cidr, u32)>, EngineError> {
-        let reader = self.reader.as_ref();
-        Ok(reader.map_or_else(|| Ok(Vec::new()), |reader| reader.hits())?)
-    }
-
-    /// Writes the JSON of a [`rto_agent_core::wire::types::ListAnswer`] in pieces until `take` wants no
-    /// more: a million entries are a hundred megabytes.
-    pub fn list(
-        &self,
-        hits: &[(Cidr, u32)],
-        mut take: impl FnMut(Vec<u8>) -> bool,
-    ) -> serde_json::Result<()> {
-        let Ok(resolved) = self.resolved() else {
-            return Ok(());
-        };
-        let mut text = Vec::with_capacity(2 * PIECE);
-        text.extend_from_slice(b"{\"policies\":{");
-        for (i, (name, policy)) in resolved.set.policies.iter().enumerate() {
-            separate(&mut text, i);
-            put(&mut text, name)?;
-            text.push(b':');
-            let effects = resolved.effects(name).to_vec();
-            let settings = policy.settings.clone();
-            let description = policy.description.clone();
-            let view = PolicyView {
-                description,
-                settings,
-                effects,
-            };
-            put(&mut text, &view)?;
+    text.extend_from_slice(b"},\"entries\":[");
+    let mut hits = hits.iter().peekable();
+    let (runtime, now_ms) = (&resolved.desired.runtime, boottime_ms());
+    let entries = resolved.set.entries.iter();
+    let entries = entries.filter(|(cidr, _)| !runtime.is_over(cidr, now_ms));
+    for (i, (cidr, entry)) in entries.enumerate() {
+        separate(&mut text, i);
+        while hits.peek().is_some_and(|(other, _)| *other < cidr) {
+            hits.next();
         }
-        text.extend_from_slice(b"},\"entries\":[");
-        let mut hits = hits.iter().peekable();
-        let (runtime, now_ms) = (&resolved.desired.runtime, boottime_ms());
-        let entries = resolved.set.entries.iter();
-        let entries = entries.filter(|(cidr, _)| !runtime.is_over(cidr, now_ms));
-        for (i, (cidr, entry)) in entries.enumerate() {
-            separate(&mut text, i);
-            while hits.peek().is_some_and(|(other, _)| *other < cidr) {
-                hits.next();
-            }
-            let counted = hits.peek().filter(|(other, _)| *other == cidr);
-            let counted = counted.map_or(0, |(_, count)| *count);
-            put(&mut text, &self.listed(resolved, cidr, entry, counted))?;
-            if text.len() >= PIECE {
-                let piece = std::mem::replace(&mut text, Vec::with_capacity(2 * PIECE));
-                if !take(piece) {
-                    return Ok(());
-                }
+        let counted = hits.peek().filter(|(other, _)| *other == cidr);
+        let counted = counted.map_or(0, |(_, count)| *count);
+        put(&mut text, &listed(snapshot, resolved, cidr, entry, counted))?;
+        if text.len() >= PIECE {
+            let piece = std::mem::replace(&mut text, Vec::with_capacity(2 * PIECE));
+            if !take(piece) {
+                return Ok(());
             }
         }
-        text.extend_from_slice(b"],\"masked\":");
-        put(&mut text, &masked(resolved).collect::<Vec<_>>())?;
-        text.extend_from_slice(b",\"left_out\":");
-        let left_out: BTreeMap<_, &str> = resolved
-            .left_out
-            .iter()
-            .map(|(c, why)| (c, &**why))
-            .collect();
-        put(&mut text, &left_out)?;
-        if let Some(by) = self.health.detached_by {
-            text.extend_from_slice(b",\"detached_by\":");
-            put(&mut text, &by)?;
-        }
-        text.push(b'}');
-        take(text);
-        Ok(())
     }
+    text.extend_from_slice(b"],\"masked\":");
+    put(&mut text, &masked(resolved).collect::<Vec<_>>())?;
+    text.extend_from_slice(b",\"left_out\":");
+    let left_out: BTreeMap<_, &str> = resolved
+        .left_out
+        .iter()
+        .map(|(c, why)| (c, &**why))
+        .collect();
+    put(&mut text, &left_out)?;
+    if let Some(by) = snapshot.health.detached_by {
+        text.extend_from_slice(b",\"detached_by\":");
+        put(&mut text, &by)?;
+    }
+    text.push(b'}');
+    take(text);
+    Ok(())
+}
 
-    fn listed(&self, resolved: &Resolved, cidr: Cidr, entry: EntryRef<'_>, hits: u32) -> EntryView {
-        let is_in_force = || !resolved.left_out.contains_key(&cidr);
-        let runtime = resolved
-            .desired
-            .runtime
-            .get(&cidr)
-            .filter(|_| is_in_force());
-        let (source, overrides) = match (runtime, file(entry)) {
-            (Some(runtime), _) => {
-                let left = |end: u64| end.saturating_sub(boottime_ms()).div_ceil(1000);
-                let expires_in_s = runtime.expires_ms.map(left);
-                (
-                    SourceView::Runtime {
-                        by: runtime.by,
-                        expires_in_s,
-                    },
-                    resolved.config().set.entries.get(&cidr).and_then(file),
-                )
-            }
-            (None, Some(source)) => (source, None),
-            // Neither a runtime entry nor one of a file. Impossible, but it must not hide the
-            // entry.
-            (None, None) => (
-                SourceView::File {
-                    path: self.config.config_path.clone(),
-                    line: 0,
+fn listed(
+    snapshot: &Snapshot,
+    resolved: &Resolved,
+    cidr: Cidr,
+    entry: EntryRef<'_>,
+    hits: u32,
+) -> EntryView {
+    let is_in_force = || !resolved.left_out.contains_key(&cidr);
+    let runtime = resolved
+        .desired
+        .runtime
+        .get(&cidr)
+        .filter(|_| is_in_force());
+    let (source, overrides) = match (runtime, file(entry)) {
+        (Some(runtime), _) => {
+            let left = |end: u64| end.saturating_sub(boottime_ms()).div_ceil(1000);
+            let expires_in_s = runtime.expires_ms.map(left);
+            (
+                SourceView::Runtime {
+                    by: runtime.by,
+                    expires_in_s,
                 },
-                None,
-            ),
-        };
-        EntryView {
-            cidr,
-            policy: entry.policy.clone(),
-            source,
-            hits,
-            overrides,
+                resolved.config().set.entries.get(&cidr).and_then(file),
+            )
         }
+        (None, Some(source)) => (source, None),
+        // Neither a runtime entry nor one of a file. Impossible, but it must not hide the
+        // entry.
+        (None, None) => (
+            SourceView::File {
+                path: snapshot.config.config_path.clone(),
+                line: 0,
+            },
+            None,
+        ),
+    };
+    EntryView {
+        cidr,
+        policy: entry.policy.clone(),
+        source,
+        hits,
+        overrides,
     }
 }
 
@@ -213,7 +220,7 @@ mod tests {
     use rto_agent_core::wire::types::ListAnswer;
 
     use super::*;
-    use crate::engine::{EngineConfig, desired::tests::desired};
+    use crate::engine::{config::EngineConfig, desired::tests::desired};
 
     fn snapshot(count: u32) -> Snapshot {
         use std::fmt::Write as _;
@@ -237,13 +244,12 @@ mod tests {
             let third: Cidr = "0.0.3.0/24".parse().unwrap();
             let hits = [("0.0.0.0/8".parse().unwrap(), 9), (third, 7)];
             let (mut text, mut pieces) = (Vec::new(), 0);
-            snapshot
-                .list(&hits, |piece| {
-                    text.extend(piece);
-                    pieces += 1;
-                    true
-                })
-                .unwrap();
+            list(&snapshot, &hits, |piece| {
+                text.extend(piece);
+                pieces += 1;
+                true
+            })
+            .unwrap();
             let answer: ListAnswer = serde_json::from_slice(&text).unwrap();
             assert_eq!(answer.entries.len(), count as usize);
             assert_eq!(answer.policies.len(), 1);
@@ -261,7 +267,7 @@ mod tests {
             pieces += 1;
             false
         };
-        snapshot(20_000).list(&[], take).unwrap();
+        list(&snapshot(20_000), &[], take).unwrap();
         assert_eq!(pieces, 1);
     }
 }

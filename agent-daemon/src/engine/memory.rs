@@ -3,7 +3,7 @@
 
 use rto_agent_kernel::kernel::memory_limit::{self, MemoryLimit};
 
-use super::EngineError;
+use super::error::EngineError;
 
 /// An upper bound of the memory that an operation needs.
 #[derive(Clone, Debug, PartialEq, Eq)]

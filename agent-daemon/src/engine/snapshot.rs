@@ -13,12 +13,12 @@ use std::{
 
 use rto_agent_core::{
     config::{AgentConfig, Config, OnExit},
-    policy::differences::Cursor,
+    policy::PolicyName,
     wire::{
         kernel::{Attachment, Found},
-        stats::StatsAnswer,
+        stats::{ArmStatistics, PolicyStats, StatsAnswer},
         tune::TuneAnswer,
-        types::{Caller, ProbeView, ReloadView, WalkView},
+        types::{Caller, ProbeView, ReloadView, VerifyAnswer, WalkView, now_ms},
     },
 };
 use rto_agent_kernel::{
@@ -29,8 +29,10 @@ use rto_agent_kernel::{
 use self::shared::{Counted, Reused};
 pub(super) use self::shared::{Published, locked};
 use super::{
-    EngineConfig, EngineError,
+    comparison::{Comparison, Part, answer, compare},
+    config::EngineConfig,
     desired::{Desired, LoadedConfig, Resolved},
+    error::EngineError,
     harm::Harms,
     runtime::RuntimeEntries,
 };
@@ -201,8 +203,9 @@ impl Snapshot {
         {
             // A read error does not count as a difference: the engine reports it.
             let holds = |reader: &dyn KernelReader| {
-                let differences = || reader.differences(&resolved.maps).ok();
-                let read = || (self.epoch, differences().map(|found| found.is_empty()));
+                let compared = || compare(reader, &resolved.maps, Part::ALL).ok();
+                let holds = || compared().map(|found| found.differences.is_empty());
+                let read = || (self.epoch, holds());
                 // A result of another epoch is not used, but does reduce how often the maps are
                 // compared.
                 self.shared.holds.get(|_| true, read)
@@ -230,6 +233,58 @@ impl Snapshot {
             problems.push("not attached".to_owned());
         }
         Readiness::Unready(problems)
+    }
+
+    /// Compares a part of the kernel with the desired state; `None` if the engine changes it during
+    /// the comparison, as a difference means nothing then.
+    fn compare(&self, part: Part) -> Option<Result<Comparison, DatapathError>> {
+        let maps = &self.resolved.as_ref()?.maps;
+        self.unchanged(|reader| compare(reader, maps, part))
+    }
+
+    /// Compares all of the kernel, and the attachment.
+    #[must_use]
+    pub fn verify(&self) -> Option<VerifyAnswer> {
+        let problem = self.unchanged(|reader| reader.attachment().problem)?;
+        let differences = self.compare(Part::ALL)?.ok()?.differences;
+        let resolved = self.resolved.as_deref()?;
+        let mut verified = answer(resolved, differences, Vec::from_iter(problem), true);
+        verified.ok &= self.health.in_sync;
+        Some(verified)
+    }
+
+    /// As [`Self::compare`], and reads the counters of the same policies for `status`.
+    pub(super) fn compare_in_turn(&self, part: Part) -> Option<Result<Comparison, DatapathError>> {
+        let compared = self.compare(part)?;
+        if self.agent().statistics
+            && let Ok(Comparison { cursor, .. }) = &compared
+        {
+            let first = part.cursor.policy;
+            let read = cursor.policy.checked_sub(first).filter(|read| *read > 0);
+            let names = self.resolved.as_ref()?.set.policies.keys().skip(first);
+            self.look_for_harm(names.take(read.unwrap_or(usize::MAX)), cursor.policy == 0);
+        }
+        Some(compared)
+    }
+
+    /// Reads the counters of these policies for `status`, unless the engine changes the kernel.
+    fn look_for_harm<'a>(&self, policies: impl Iterator<Item = &'a PolicyName>, is_last: bool) {
+        let read: Option<Result<Vec<_>, _>> = self.unchanged(|reader| {
+            let read = policies.filter_map(|name| match reader.statistics_of(name) {
+                Ok(statistics) => Some(Ok((name, PolicyStats::from(&statistics?)))),
+                Err(e) => Some(Err(e)),
+            });
+            read.collect()
+        });
+        let mut harms = locked(&self.shared.harms);
+        match read {
+            Some(Ok(read)) => {
+                let read = read.iter().map(|(name, stats)| (*name, stats));
+                harms.note(Instant::now(), read, is_last);
+            }
+            Some(Err(e)) => harms.note_unread(&e),
+            None => {}
+        }
     }
 
     /// The statistics of all policies. During a change, which may give one policy's counters to
@@ -273,6 +328,42 @@ impl Snapshot {
         Some(stats)
     }
 
+    /// Reads the statistics of all policies; without a reader, there are none.
+    fn read_stats(
+        &self,
+        reader: Option<&dyn KernelReader>,
+    ) -> Result<Arc<StatsAnswer>, Arc<DatapathError>> {
+        let resolved = self.resolved.as_deref();
+        let tuned = self.tune();
+        let mut policies = BTreeMap::new();
+        let mut add = |name: &PolicyName, statistics: &ArmStatistics| {
+            let policy = resolved.and_then(|resolved| resolved.set.policies.get(name));
+            let stats = PolicyStats {
+                since_ms: tuned.policies.get(name).and_then(|tuned| tuned.since_ms),
+                description: policy.and_then(|policy| policy.description.clone()),
+                holdout: policy
+                    .and_then(|policy| policy.settings.holdout)
+                    .filter(|_| statistics.control.is_some()),
+                verdict: tuned
+                    .policies
+                    .get(name)
+                    .and_then(|tuned| tuned.holdout.clone()),
+                ..PolicyStats::from(statistics)
+            };
+            policies.insert(name.clone(), stats);
+        };
+        if let Some(reader) = reader {
+            reader.statistics(&mut add)?;
+        }
+        Ok(Arc::new(StatsAnswer {
+            at_ms: now_ms(),
+            on: self.agent().statistics,
+            sampling: self.agent().sampling,
+            rtt_sampling: self.agent().rtt_sampling.to_string(),
+            policies,
+        }))
+    }
+
     /// `[agent]` at the start.
     pub(crate) fn agent(&self) -> &AgentConfig {
         &self.config.config.agent
@@ -281,15 +372,6 @@ impl Snapshot {
     pub(super) fn resolved(&self) -> Result<&Resolved, EngineError> {
         self.resolved.as_deref().ok_or(EngineError::Stopping)
     }
-}
-
-/// The result of comparing a part.
-#[derive(Clone, Copy, Debug)]
-pub struct Round {
-    /// Where the next part begins.
-    pub(super) cursor: Cursor,
-    /// The kernel differs from the desired state.
-    pub(super) differs: bool,
 }
 
 /// State shared by all snapshots of an engine.

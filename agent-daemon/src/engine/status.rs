@@ -11,278 +11,243 @@ use rto_agent_core::{
     wire::{
         holdout::{HoldoutView, Verdict},
         kernel::{self, Attachment},
-        stats::{ArmStatistics, PolicyStats, StatsAnswer, direction_text},
+        stats::direction_text,
         tune::{TimerKind, TunedTimer},
-        types::{DroppedView, EntriesView, ProbeView, StatusAnswer, now_ms},
+        types::{DroppedView, EntriesView, ProbeView, StatusAnswer},
     },
 };
-use rto_agent_kernel::datapath::{DatapathError, KernelReader};
 use rto_model::tune::tuner::{State, Value};
 
-use super::{Snapshot, snapshot::locked, systemd};
+use super::{
+    snapshot::{Snapshot, locked},
+    systemd,
+};
 use crate::build_info;
 
-impl Snapshot {
-    /// The daemon's status. Reads no statistics.
-    #[must_use]
-    pub fn status(&self) -> StatusAnswer {
-        let health = &self.health;
-        let attachment = self.attachment();
-        let resolved = self.resolved.as_deref();
-        let policies = resolved.filter(|_| self.reader.is_some());
-        let policies = policies.map_or_else(BTreeSet::new, |resolved| {
-            resolved.set.policies.keys().cloned().collect()
-        });
-        let harms = locked(&self.shared.harms);
-        let short = self.too_short();
-        let names = short.iter().map(|(name, _)| name.clone()).collect();
-        let (harmful, suspicious) = harms.report(&policies, &names);
-        let (mut problems, mut warnings) = (self.problems(&attachment), self.warnings());
-        problems.extend(harmful);
-        problems.extend(short.into_iter().map(|(_, problem)| problem));
-        warnings.extend(suspicious);
-        let left_out = resolved.map_or(0, |resolved| resolved.left_out.len());
-        let runtime_entries =
-            resolved.map_or(0, |resolved| resolved.desired.runtime.len()) - left_out;
-        let foreign = |id: &&u32| Some(**id) != attachment.program_id;
-        StatusAnswer {
-            version: build_info::VERSION.to_owned(),
-            commit: build_info::COMMIT.to_owned(),
-            target: build_info::TARGET.to_owned(),
-            pid: std::process::id(),
-            uptime_s: self.started.elapsed().as_secs(),
-            healthy: problems.is_empty(),
-            problems,
-            warnings,
-            foreign_programs: health.programs.iter().filter(foreign).count(),
-            attachment,
-            detached_by: health.detached_by,
-            found_at_start: health.found,
-            in_sync: health.in_sync,
-            map_differences: health.map_differences.clone(),
-            maps_compared_at_s: health.maps_compared_at_s,
-            kernel: self.config.kernel.clone(),
-            host: resolved.map_or(self.config.host, |resolved| resolved.desired.host),
-            config: self.config.config_path.clone(),
-            pin_dir: self.agent().pin_dir.clone(),
-            entries: resolved.map_or(0, |resolved| resolved.set.entries.len()),
-            runtime_entries,
-            runtime_entries_left_out: left_out,
-            entries_of: self.entries_of(),
-            max_entries: health.max_entries,
-            counters_read_at_s: harms.read_at_s(),
-            policies,
-            holdouts: self.holdouts(),
-            dropped: self.dropped(),
-            last_reload: health.last_reload.clone(),
-            features: self.config.features.clone(),
-            probe: health.probe.clone(),
-            open_sockets: Some(self.walk())
-                .filter(|walk| !walk.cause.is_empty())
-                .map(Arc::unwrap_or_clone),
-            tuning: self.unusual_timers(),
-        }
+/// The daemon's status. Reads no statistics.
+#[must_use]
+pub fn status(snapshot: &Snapshot) -> StatusAnswer {
+    let health = &snapshot.health;
+    let attachment = snapshot.attachment();
+    let resolved = snapshot.resolved.as_deref();
+    let policies = resolved.filter(|_| snapshot.reader.is_some());
+    let policies = policies.map_or_else(BTreeSet::new, |resolved| {
+        resolved.set.policies.keys().cloned().collect()
+    });
+    let harms = locked(&snapshot.shared.harms);
+    let short = too_short(snapshot);
+    let names = short.iter().map(|(name, _)| name.clone()).collect();
+    let (harmful, suspicious) = harms.report(&policies, &names);
+    let (mut problems, mut warnings) = (problems(snapshot, &attachment), warnings(snapshot));
+    problems.extend(harmful);
+    problems.extend(short.into_iter().map(|(_, problem)| problem));
+    warnings.extend(suspicious);
+    let left_out = resolved.map_or(0, |resolved| resolved.left_out.len());
+    let runtime_entries = resolved.map_or(0, |resolved| resolved.desired.runtime.len()) - left_out;
+    let foreign = |id: &&u32| Some(**id) != attachment.program_id;
+    StatusAnswer {
+        version: build_info::VERSION.to_owned(),
+        commit: build_info::COMMIT.to_owned(),
+        target: build_info::TARGET.to_owned(),
+        pid: std::process::id(),
+        uptime_s: snapshot.started.elapsed().as_secs(),
+        healthy: problems.is_empty(),
+        problems,
+        warnings,
+        foreign_programs: health.programs.iter().filter(foreign).count(),
+        attachment,
+        detached_by: health.detached_by,
+        found_at_start: health.found,
+        in_sync: health.in_sync,
+        map_differences: health.map_differences.clone(),
+        maps_compared_at_s: health.maps_compared_at_s,
+        kernel: snapshot.config.kernel.clone(),
+        host: resolved.map_or(snapshot.config.host, |resolved| resolved.desired.host),
+        config: snapshot.config.config_path.clone(),
+        pin_dir: snapshot.agent().pin_dir.clone(),
+        entries: resolved.map_or(0, |resolved| resolved.set.entries.len()),
+        runtime_entries,
+        runtime_entries_left_out: left_out,
+        entries_of: entries_of(snapshot),
+        max_entries: health.max_entries,
+        counters_read_at_s: harms.read_at_s(),
+        policies,
+        holdouts: holdouts(snapshot),
+        dropped: dropped(snapshot),
+        last_reload: health.last_reload.clone(),
+        features: snapshot.config.features.clone(),
+        probe: health.probe.clone(),
+        open_sockets: Some(snapshot.walk())
+            .filter(|walk| !walk.cause.is_empty())
+            .map(Arc::unwrap_or_clone),
+        tuning: unusual_timers(snapshot),
     }
+}
 
-    /// Configured timers whose fallback (spurious) is in force.
-    fn too_short(&self) -> Vec<(PolicyName, String)> {
-        let tuned = self.tune();
-        let is_short = |timer: &TunedTimer| {
-            timer.kind == TimerKind::Guarded && timer.state == State::FallbackSpurious
+/// Configured timers whose fallback (spurious) is in force.
+fn too_short(snapshot: &Snapshot) -> Vec<(PolicyName, String)> {
+    let tuned = snapshot.tune();
+    let is_short = |timer: &TunedTimer| {
+        timer.kind == TimerKind::Guarded && timer.state == State::FallbackSpurious
+    };
+    let timers = tuned.timers().filter(|(_, timer)| is_short(timer));
+    let line = |(name, timer): (&PolicyName, &TunedTimer)| {
+        let problem = format!(
+            "policy {name}: {} {} is shorter than the path RTT of {} connections: new ones have \
+             the kernel's own timer, fallback (spurious); raise it above the path RTT that \
+             rto-agent stats --policy {name} shows, or set it to \"auto\"",
+            timer.setting,
+            Value(timer.configured_us),
+            direction_text(&timer.direction)
+        );
+        (name.clone(), problem)
+    };
+    timers.map(line).collect()
+}
+
+/// One line for each timer in fallback or frozen.
+fn unusual_timers(snapshot: &Snapshot) -> Vec<String> {
+    let tuned = snapshot.tune();
+    let unusual = tuned.timers().filter(|(_, timer)| timer.is_unusual());
+    let line = |(name, timer): (&PolicyName, &TunedTimer)| timer.line(name, tuned.at_ms);
+    unusual.map(line).collect()
+}
+
+/// The comparison of each policy's arms.
+fn holdouts(snapshot: &Snapshot) -> BTreeMap<PolicyName, HoldoutView> {
+    let tuned = snapshot.tune();
+    let policies = tuned.policies.iter();
+    let compared = policies.filter_map(|(name, of)| Some((name.clone(), of.holdout.clone()?)));
+    compared.collect()
+}
+
+fn problems(snapshot: &Snapshot, attachment: &Attachment) -> Vec<String> {
+    let health = &snapshot.health;
+    let mut problems = health.problems.clone();
+    if problems.is_empty() {
+        problems.extend(attachment.problem.clone());
+    }
+    if !health.last_reload.ok {
+        // The problem of a failed rollback is listed already.
+        let in_force = match health.last_reload.kept_at_s {
+            _ if !health.in_sync => "",
+            None => "; the last good configuration is active",
+            Some(_) => "; the last good configuration, saved on disk, is active",
         };
-        let timers = tuned.timers().filter(|(_, timer)| is_short(timer));
-        let line = |(name, timer): (&PolicyName, &TunedTimer)| {
-            let problem = format!(
-                "policy {name}: {} {} is shorter than the path RTT of {} connections: new ones \
-                 have the kernel's own timer, fallback (spurious); raise it above the path RTT \
-                 that rto-agent stats --policy {name} shows, or set it to \"auto\"",
-                timer.setting,
-                Value(timer.configured_us),
-                direction_text(&timer.direction)
-            );
-            (name.clone(), problem)
-        };
-        timers.map(line).collect()
-    }
-
-    /// One line for each timer in fallback or frozen.
-    fn unusual_timers(&self) -> Vec<String> {
-        let tuned = self.tune();
-        let unusual = tuned.timers().filter(|(_, timer)| timer.is_unusual());
-        let line = |(name, timer): (&PolicyName, &TunedTimer)| timer.line(name, tuned.at_ms);
-        unusual.map(line).collect()
-    }
-
-    /// The comparison of each policy's arms.
-    fn holdouts(&self) -> BTreeMap<PolicyName, HoldoutView> {
-        let tuned = self.tune();
-        let policies = tuned.policies.iter();
-        let compared = policies.filter_map(|(name, of)| Some((name.clone(), of.holdout.clone()?)));
-        compared.collect()
-    }
-
-    fn problems(&self, attachment: &Attachment) -> Vec<String> {
-        let health = &self.health;
-        let mut problems = health.problems.clone();
-        if problems.is_empty() {
-            problems.extend(attachment.problem.clone());
-        }
-        if !health.last_reload.ok {
-            // The problem of a failed rollback is listed already.
-            let in_force = match health.last_reload.kept_at_s {
-                _ if !health.in_sync => "",
-                None => "; the last good configuration is active",
-                Some(_) => "; the last good configuration, saved on disk, is active",
-            };
-            let cause = &health.last_reload.cause;
-            problems.push(format!(
-                "the configuration was rejected ({cause}){in_force}"
-            ));
-        }
-        problems
-    }
-
-    fn warnings(&self) -> Vec<String> {
-        let health = &self.health;
-        if self.is_starting() {
-            return Vec::new();
-        }
-        let mut warnings = health.warnings.clone();
-        let DroppedView {
-            log,
-            service_manager,
-        } = self.dropped();
-        if log + service_manager > 0 {
-            warnings.push(format!(
-                "dropped, because the receiver is too slow: {} of the log, {} to the service \
-                 manager",
-                counted(log, "line", "lines"),
-                counted(service_manager, "message", "messages")
-            ));
-        }
-        let reader = self.reader.as_deref();
-        warnings.extend(reader.and_then(|r| r.limited()).map(ToOwned::to_owned));
-        warnings.extend(health.last_reload.warnings.iter().cloned());
-        if !self.agent().statistics {
-            warnings.push("no statistics (statistics = false in [agent])".to_owned());
-        }
-        if let Some(reader) = reader {
-            warnings.extend(reader.missing_stats().iter().map(|name| {
-                format!(
-                    "policy {name}: at least one arm has no statistics, because there was not \
-                     enough memory; its timers are active"
-                )
-            }));
-        }
-        warnings.extend(self.holdouts().iter().filter_map(
-            |(policy, holdout)| match holdout.verdict {
-                Verdict::Harm if holdout.fallback => Some(format!(
-                    "policy {policy}: fallback (harm): new connections get the kernel's own \
-                     timers until rto-agent tune resume {policy}, or until the policy's settings \
-                     change"
-                )),
-                Verdict::Harm | Verdict::Invalid => {
-                    Some(format!("policy {policy}: {}", holdout.text))
-                }
-                Verdict::NotYet | Verdict::Gain => None,
-            },
+        let cause = &health.last_reload.cause;
+        problems.push(format!(
+            "the configuration was rejected ({cause}){in_force}"
         ));
-        if let Some(ProbeView {
-            verdict: verdict @ kernel::Verdict::Interference { .. },
-            ..
-        }) = &health.probe
-        {
-            warnings.push(format!(
-                "probe: {}; rto-agent doctor names the other programs",
-                verdict.describe()
-            ));
-        }
-        warnings
     }
+    problems
+}
 
-    fn dropped(&self) -> DroppedView {
-        DroppedView {
-            log: (self.config.dropped_lines)(),
-            service_manager: systemd::unsent(),
-        }
+fn warnings(snapshot: &Snapshot) -> Vec<String> {
+    let health = &snapshot.health;
+    if snapshot.is_starting() {
+        return Vec::new();
     }
-
-    fn entries_of(&self) -> EntriesView {
-        let Some(resolved) = &self.resolved else {
-            return EntriesView::default();
-        };
-        let all = resolved.set.entries.families();
-        let mut runtime = resolved.desired.runtime.families();
-        for cidr in resolved.left_out.keys() {
-            *runtime.of(cidr) -= 1;
-        }
-        EntriesView {
-            file: FamilyCounts {
-                ipv4: all.ipv4.saturating_sub(runtime.ipv4),
-                ipv6: all.ipv6.saturating_sub(runtime.ipv6),
-            },
-            runtime,
-        }
+    let mut warnings = health.warnings.clone();
+    let DroppedView {
+        log,
+        service_manager,
+    } = dropped(snapshot);
+    if log + service_manager > 0 {
+        warnings.push(format!(
+            "dropped, because the receiver is too slow: {} of the log, {} to the service \
+             manager",
+            counted(log, "line", "lines"),
+            counted(service_manager, "message", "messages")
+        ));
     }
-
-    /// Reads the statistics of all policies; without a reader, there are none.
-    pub(super) fn read_stats(
-        &self,
-        reader: Option<&dyn KernelReader>,
-    ) -> Result<Arc<StatsAnswer>, Arc<DatapathError>> {
-        let resolved = self.resolved.as_deref();
-        let tuned = self.tune();
-        let mut policies = BTreeMap::new();
-        let mut add = |name: &PolicyName, statistics: &ArmStatistics| {
-            let policy = resolved.and_then(|resolved| resolved.set.policies.get(name));
-            let stats = PolicyStats {
-                since_ms: tuned.policies.get(name).and_then(|tuned| tuned.since_ms),
-                description: policy.and_then(|policy| policy.description.clone()),
-                holdout: policy
-                    .and_then(|policy| policy.settings.holdout)
-                    .filter(|_| statistics.control.is_some()),
-                verdict: tuned
-                    .policies
-                    .get(name)
-                    .and_then(|tuned| tuned.holdout.clone()),
-                ..PolicyStats::from(statistics)
-            };
-            policies.insert(name.clone(), stats);
-        };
-        if let Some(reader) = reader {
-            reader.statistics(&mut add)?;
-        }
-        Ok(Arc::new(StatsAnswer {
-            at_ms: now_ms(),
-            on: self.agent().statistics,
-            sampling: self.agent().sampling,
-            rtt_sampling: self.agent().rtt_sampling.to_string(),
-            policies,
-        }))
+    let reader = snapshot.reader.as_deref();
+    warnings.extend(reader.and_then(|r| r.limited()).map(ToOwned::to_owned));
+    warnings.extend(health.last_reload.warnings.iter().cloned());
+    if !snapshot.agent().statistics {
+        warnings.push("no statistics (statistics = false in [agent])".to_owned());
     }
+    if let Some(reader) = reader {
+        warnings.extend(reader.missing_stats().iter().map(|name| {
+            format!(
+                "policy {name}: at least one arm has no statistics, because there was not \
+                 enough memory; its timers are active"
+            )
+        }));
+    }
+    warnings.extend(holdouts(snapshot).iter().filter_map(
+        |(policy, holdout)| match holdout.verdict {
+            Verdict::Harm if holdout.fallback => Some(format!(
+                "policy {policy}: fallback (harm): new connections get the kernel's own \
+                 timers until rto-agent tune resume {policy}, or until the policy's settings \
+                 change"
+            )),
+            Verdict::Harm | Verdict::Invalid => Some(format!("policy {policy}: {}", holdout.text)),
+            Verdict::NotYet | Verdict::Gain => None,
+        },
+    ));
+    if let Some(ProbeView {
+        verdict: verdict @ kernel::Verdict::Interference { .. },
+        ..
+    }) = &health.probe
+    {
+        warnings.push(format!(
+            "probe: {}; rto-agent doctor names the other programs",
+            verdict.describe()
+        ));
+    }
+    warnings
+}
 
-    /// One line for `systemctl status`.
-    pub(super) fn status_line(&self) -> String {
-        let health = &self.health;
-        let first = match (&health.detached_by, health.problems.first(), &self.resolved) {
-            (Some(by), ..) => format!("detached by {by}"),
-            (None, Some(problem), _) => problem.clone(),
-            (None, None, resolved) => {
-                let set = resolved.as_ref().map(|resolved| &resolved.set);
-                let entries = set.map_or(0, |set| set.entries.len());
-                let policies = set.map_or(0, |set| set.policies.len());
-                format!(
-                    "{} of {} active",
-                    counted(entries, "entry", "entries"),
-                    counted(policies, "policy", "policies")
-                )
-            }
-        };
-        if health.last_reload.ok {
-            first
-        } else {
-            format!("{first}; last reload rejected, the last good configuration is active")
+fn dropped(snapshot: &Snapshot) -> DroppedView {
+    DroppedView {
+        log: (snapshot.config.dropped_lines)(),
+        service_manager: systemd::unsent(),
+    }
+}
+
+fn entries_of(snapshot: &Snapshot) -> EntriesView {
+    let Some(resolved) = &snapshot.resolved else {
+        return EntriesView::default();
+    };
+    let all = resolved.set.entries.families();
+    let mut runtime = resolved.desired.runtime.families();
+    for cidr in resolved.left_out.keys() {
+        *runtime.of(cidr) -= 1;
+    }
+    EntriesView {
+        file: FamilyCounts {
+            ipv4: all.ipv4.saturating_sub(runtime.ipv4),
+            ipv6: all.ipv6.saturating_sub(runtime.ipv6),
+        },
+        runtime,
+    }
+}
+
+/// One line for `systemctl status`.
+pub(super) fn status_line(snapshot: &Snapshot) -> String {
+    let health = &snapshot.health;
+    let first = match (
+        &health.detached_by,
+        health.problems.first(),
+        &snapshot.resolved,
+    ) {
+        (Some(by), ..) => format!("detached by {by}"),
+        (None, Some(problem), _) => problem.clone(),
+        (None, None, resolved) => {
+            let set = resolved.as_ref().map(|resolved| &resolved.set);
+            let entries = set.map_or(0, |set| set.entries.len());
+            let policies = set.map_or(0, |set| set.policies.len());
+            format!(
+                "{} of {} active",
+                counted(entries, "entry", "entries"),
+                counted(policies, "policy", "policies")
+            )
         }
+    };
+    if health.last_reload.ok {
+        first
+    } else {
+        format!("{first}; last reload rejected, the last good configuration is active")
     }
 }
 
@@ -313,7 +278,7 @@ mod tests {
 
     #[test]
     fn status_line_for_the_service_manager() {
-        let line = |change: fn(&mut Health)| with(change).status_line();
+        let line = |change: fn(&mut Health)| status_line(&with(change));
         assert_eq!(line(|_| {}), "3 entries of 1 policy active");
         let broken = line(|health| health.problems = vec!["out of sync".to_owned()]);
         assert_eq!(broken, "out of sync");
@@ -329,7 +294,7 @@ mod tests {
 
     #[test]
     fn entries_of_files_and_of_run_time_are_told_apart() {
-        let entries = snapshot().entries_of();
+        let entries = entries_of(&snapshot());
         let families = |view: &FamilyCounts| (view.ipv4, view.ipv6);
         assert_eq!(families(&entries.file), (1, 1));
         assert_eq!(families(&entries.runtime), (1, 0));
@@ -343,7 +308,7 @@ mod tests {
                 health.last_reload.ok = false;
                 health.last_reload.kept_at_s = kept_at_s;
             });
-            snapshot.problems(&snapshot.attachment()).pop().unwrap()
+            problems(&snapshot, &snapshot.attachment()).pop().unwrap()
         };
         assert!(told(true, None).ends_with("; the last good configuration is active"));
         assert!(
@@ -361,7 +326,7 @@ mod tests {
     #[test]
     fn programs_of_others_and_walks_are_told_where_there_are_any() {
         let snapshot = with(|health| health.programs = vec![7, 8]);
-        let status = snapshot.status();
+        let status = status(&snapshot);
         assert_eq!(status.foreign_programs, 2);
         assert!(status.open_sockets.is_none());
         assert!(

@@ -21,7 +21,7 @@ use rto_agent_kernel::datapath::handover::Handed;
 use sd_notify::NotifyState;
 use tracing::warn;
 
-use super::Handle;
+use super::handle::Handle;
 
 /// The service manager, if there is one. NOTIFY_SOCKET is read for each message.
 #[derive(Default)]

@@ -32,7 +32,7 @@ use crate::{
         body,
         connection::{self, Limits},
     },
-    engine::{EngineError, Handle, Message, Readiness},
+    engine::{EngineError, Handle, Message, Readiness, status},
 };
 
 /// How long a readiness request waits for the comparison of the kernel's maps.
@@ -161,7 +161,7 @@ async fn metrics(State(engine): State<Handle>) -> Response {
     let rendered = spawn_blocking(move || {
         // The status reports why statistics cannot be read.
         let stats = snapshot.stats().unwrap_or_default();
-        let status = snapshot.status();
+        let status = status::status(&snapshot);
         let runs = status.attachment.program_id.and_then(bpf::runs);
         render(Scrape {
             status: &status,

@@ -177,14 +177,6 @@ pub trait KernelReader: Send + Sync {
         }
     }
 
-    /// All differences from the desired state.
-    fn differences(&self, desired: &MapState) -> Result<Differences, DatapathError> {
-        /// Attempts if a map changes during the read.
-        const ATTEMPTS: usize = 3;
-        let compare = || self.compare(desired, &mut Cursor::default(), usize::MAX);
-        (1..ATTEMPTS).fold(compare(), |compared, _| compared.or_else(|_| compare()))
-    }
-
     /// Whether the kernel has this policy, and each of these entries, as desired.
     fn finds(
         &self,

@@ -43,7 +43,7 @@ pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
             return Ok(config);
         }
         let counted = known_rtt::ask(Client::new(&config.agent.socket));
-        let short = counted.map(|counted| known_rtt::warnings(&config.set, &counted));
+        let short = counted.map(|counted| known_rtt::warnings(&config.set, &counted, &host));
         config.warnings.extend(short.into_iter().flatten());
         let found = host::look(&config.agent);
         config.warnings.extend(found.notes);

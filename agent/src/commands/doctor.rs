@@ -57,8 +57,10 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
         }
         _ => None,
     };
-    let counted = set.and_then(|set| Some((set, known_rtt::ask(Client::new(&agent.socket))?)));
-    let short_timers = counted.map(|(set, counted)| known_rtt::warnings(set, &counted));
+    let short_timers = set.zip(facts.as_ref().ok()).and_then(|(set, host)| {
+        let counted = known_rtt::ask(Client::new(&agent.socket))?;
+        Some(known_rtt::warnings(set, &counted, host))
+    });
     let report = examine(&Input {
         cgroup,
         ours,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rto_agent_core::{
-    policy::{PolicyName, PolicySet, Settings, units::format_duration},
+    policy::{HostFacts, PolicyName, PolicySet, Settings, units::format_duration},
     printable::counted,
     wire::stats::{PolicyStats, StatsAnswer},
 };
@@ -22,12 +22,28 @@ pub(super) fn ask(client: Client) -> Option<StatsAnswer> {
 }
 
 /// A warning for each timer of the set that is too short for its path.
-pub(super) fn warnings(set: &PolicySet, counted: &StatsAnswer) -> Vec<String> {
-    let policies = set.policies.iter().filter_map(|(name, policy)| {
-        let stats = counted.policies.get(name)?;
-        Some(of_policy(name, &policy.settings, stats))
-    });
-    policies.flatten().collect()
+pub(super) fn warnings(set: &PolicySet, counted: &StatsAnswer, host: &HostFacts) -> Vec<String> {
+    let mut all = Vec::new();
+    for (name, policy) in &set.policies {
+        let Some(stats) = counted.policies.get(name) else {
+            continue;
+        };
+        let short = of_policy(name, &policy.settings, stats);
+        let covers_ipv6 = || {
+            let mut entries = set.entries.iter();
+            entries.any(|(cidr, entry)| entry.policy == name && !cidr.is_ipv4())
+        };
+        // Programs can set SO_TXREHASH since the same version.
+        let changes_path = !short.is_empty() && !host.has_bpf_thin_linear && covers_ipv6();
+        all.extend(short);
+        if changes_path {
+            all.push(format!(
+                "policy {name}: before Linux 6.1 such a SYN takes another IPv6 path, where another \
+                 server of an anycast address resets the connection"
+            ));
+        }
+    }
+    all
 }
 
 /// The warnings about one policy's timers.
@@ -60,34 +76,62 @@ pub(super) fn of_policy(
 
 #[cfg(test)]
 mod tests {
-    use rto_agent_core::wire::{
-        histogram::{BucketView, HistogramView},
-        stats::{ArmStats, DirectionStats},
+    use rto_agent_core::{
+        config::Config,
+        testing::HOST,
+        wire::{
+            histogram::{BucketView, HistogramView},
+            stats::{ArmStats, DirectionStats},
+        },
     };
 
     use super::*;
 
+    /// Connections of 50 ms.
+    fn stats(count: u64) -> PolicyStats {
+        let path_rtt = HistogramView {
+            count,
+            sum_us: count * 50_000,
+            buckets: vec![BucketView {
+                from_us: 49_000,
+                below_us: Some(51_000),
+                count,
+            }],
+        };
+        let active = DirectionStats {
+            path_rtt,
+            ..DirectionStats::default()
+        };
+        PolicyStats::from(ArmStats {
+            active,
+            ..ArmStats::default()
+        })
+    }
+
+    #[test]
+    fn short_timer_warns_of_ipv6_path_before_linux_6_1() {
+        let old = HostFacts {
+            has_bpf_thin_linear: false,
+            ..HOST
+        };
+        for (cidr, host, count) in [
+            ("fd00::/64", &old, 2),
+            ("fd00::/64", &HOST, 1),
+            ("10.0.0.0/24", &old, 1),
+        ] {
+            let text = format!("[policy.near]\ncidrs = [\"{cidr}\"]\ninitial_rto = \"40ms\"\n");
+            let config = Config::from_text("config.toml".as_ref(), text, host).unwrap();
+            let counted = StatsAnswer {
+                policies: [("near".parse().unwrap(), stats(100))].into(),
+                ..StatsAnswer::default()
+            };
+            let warnings = warnings(&config.set, &counted, host);
+            assert_eq!(warnings.len(), count, "{warnings:?}");
+        }
+    }
+
     #[test]
     fn timer_below_path_rtt_warns() {
-        let stats = |count: u64| {
-            let path_rtt = HistogramView {
-                count,
-                sum_us: count * 50_000,
-                buckets: vec![BucketView {
-                    from_us: 49_000,
-                    below_us: Some(51_000),
-                    count,
-                }],
-            };
-            let active = DirectionStats {
-                path_rtt,
-                ..DirectionStats::default()
-            };
-            PolicyStats::from(ArmStats {
-                active,
-                ..ArmStats::default()
-            })
-        };
         let warnings = |toml: &str, count| {
             let settings: Settings = toml::from_str(toml).unwrap();
             of_policy(&"near".parse().unwrap(), &settings, &stats(count))

@@ -17,7 +17,7 @@ use rto_agent_core::{
     policy::{Cidr, HostFacts},
     printable,
 };
-use rto_model::advice::Question;
+use rto_model::{advice::Question, tune::law};
 use rto_testbed::machine::Machine;
 
 use super::{predict::duration, print};
@@ -80,6 +80,7 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
     let question = Question {
         hz: u32::try_from(here.hz)?,
         share: share(&args.spurious).map_err(anyhow::Error::msg)?,
+        min_us: law::Settings::new(u32::try_from(here.hz)?).min_us,
         peer_delack_us: micros(args.peer_delack),
     };
     let evidence =

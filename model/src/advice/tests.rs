@@ -5,9 +5,12 @@ use proptest::prelude::*;
 use super::*;
 use crate::estimator::in_turn;
 
+/// The default floor of learnt values.
+const MIN_US: u64 = law::Settings::new(250).min_us;
 const QUESTION: Question = Question {
     hz: 250,
     share: 0.001,
+    min_us: MIN_US,
     peer_delack_us: PEER_DELACK_US,
 };
 
@@ -36,6 +39,12 @@ fn a_near_peer() {
     // Twice half a millisecond, and the law's minimum.
     let suggestion = advice.suggestion.unwrap();
     assert_eq!((suggestion.jiffies, suggestion.value_us), (15, 60_000));
+    // The policy's own minimum.
+    let short = Question {
+        min_us: 20_000,
+        ..QUESTION
+    };
+    assert_eq!(suggested(&near(), &short), 20_000);
     assert_eq!(suggestion.expected.share, 0.0);
     assert!((suggestion.expected.at_most - 0.0006).abs() < 1e-5);
     let near = near();
@@ -191,7 +200,7 @@ proptest! {
         for (us, count) in &times {
             distribution.add(*us, *count);
         }
-        let question = Question { hz, share, peer_delack_us: delack_us };
+        let question = Question { hz, share, min_us: MIN_US, peer_delack_us: delack_us };
         let advice = initial(&distribution, &question);
         prop_assert_eq!(advice.suggestion.is_none(), advice.reason.is_some());
         if let Some(s) = advice.suggestion {
@@ -216,7 +225,7 @@ proptest! {
         for (us, count) in &times {
             distribution.add(*us, *count);
         }
-        let question = Question { hz, share, peer_delack_us: PEER_DELACK_US };
+        let question = Question { hz, share, min_us: MIN_US, peer_delack_us: PEER_DELACK_US };
         let advice = rto_min(&RoundTrips::Unordered(distribution.clone()), &question, RTO_MIN_US);
         if let Some(s) = advice.suggestion {
             prop_assert!(s.expected.at_most <= share && !s.below_delack);

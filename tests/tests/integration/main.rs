@@ -35,6 +35,7 @@ mod containers;
 mod dashboards;
 mod discover;
 mod doctor;
+mod ecmp;
 mod established;
 mod fallback;
 mod faults;

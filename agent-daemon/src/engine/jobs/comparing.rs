@@ -6,10 +6,14 @@ use std::{
 };
 
 use rto_agent_core::{policy::differences::Cursor, wire::types::now_s};
+use rto_agent_kernel::datapath::DatapathError;
 use tracing::debug;
 
 use super::{Done, Job, Message};
-use crate::engine::snapshot::{Round, Snapshot};
+use crate::engine::{
+    comparison::{Comparison, Part},
+    snapshot::Snapshot,
+};
 
 /// Rounds in which all entries are compared, unless [`MOST_ENTRIES`] requires more: a million take
 /// nine minutes, with a round every five seconds.
@@ -59,13 +63,15 @@ impl Comparing {
             self.cursor = Cursor::default();
             usize::MAX
         } else {
-            entries_of_round(snapshot.entries())
+            let resolved = snapshot.resolved.as_ref();
+            entries_of_round(resolved.map_or(0, |resolved| resolved.set.entries.len()))
         };
         let (snapshot, cursor) = (snapshot.clone(), self.cursor);
         if cursor.is_at_start() {
             self.began_at_s = Some(now_s());
         }
-        let work = move || Done::Compare(snapshot.compare_part(cursor, entries));
+        let part = Part { cursor, entries };
+        let work = move || Done::Compare(snapshot.compare_in_turn(part));
         match Job::begin("compare", &self.messages, Done::Compare(None), work) {
             Ok(job) => self.pending = Some(job),
             Err(e) => debug!("the kernel's maps were not compared: {e}"),
@@ -77,18 +83,26 @@ impl Comparing {
         self.all_next = true;
     }
 
-    /// Handles the result of a part; returns whether the kernel differs.
-    pub(in crate::engine) fn done(&mut self, round: Option<Round>) -> bool {
+    /// Handles the result of a part; returns whether the kernel differs, or cannot be read.
+    pub(in crate::engine) fn done(
+        &mut self,
+        compared: Option<Result<Comparison, DatapathError>>,
+    ) -> bool {
         self.pending = None;
-        // The engine changed the kernel during this part: it is compared again.
-        let Some(round) = round else {
-            return false;
+        let Comparison {
+            cursor,
+            differences,
+        } = match compared {
+            Some(Ok(comparison)) => comparison,
+            Some(Err(_)) => return true,
+            // The engine changed the kernel during this part: it is compared again.
+            None => return false,
         };
-        self.cursor = round.cursor;
-        if round.cursor.is_at_start() && !round.differs {
+        self.cursor = cursor;
+        if cursor.is_at_start() && differences.is_empty() {
             self.compared_at_s = self.began_at_s.take().or(self.compared_at_s);
         }
-        round.differs
+        !differences.is_empty()
     }
 
     /// The engine has compared everything, which took this long.
@@ -112,8 +126,10 @@ fn entries_of_round(all: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use rto_agent_core::policy::differences::{Difference, Differences};
+
     use super::*;
-    use crate::engine::{EngineConfig, actor::HEALTH_INTERVAL};
+    use crate::engine::{actor::HEALTH_INTERVAL, config::EngineConfig};
 
     #[test]
     fn comparison_has_one_part_at_a_time() {
@@ -150,7 +166,14 @@ mod tests {
                 is_ipv6: !is_last,
                 ..Cursor::default()
             };
-            Some(Round { cursor, differs })
+            let mut differences = Differences::default();
+            if differs {
+                differences.push(Difference::ControlArm);
+            }
+            Some(Ok(Comparison {
+                cursor,
+                differences,
+            }))
         };
         comparing.began_at_s = Some(100);
         assert!(!comparing.done(part(false, false)) && !comparing.done(None));

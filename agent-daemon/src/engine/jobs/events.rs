@@ -21,7 +21,7 @@ use rto_agent_kernel::datapath::{Kernel, KernelReader, events::Reader};
 use tokio::sync::{broadcast, watch};
 use tracing::{info, warn};
 
-use crate::engine::EngineError;
+use crate::engine::error::EngineError;
 
 /// Lines kept for a slow watcher.
 const BACKLOG: usize = 4096;

@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use super::{Done, Message};
+use super::handle::{Done, Message};
 
 pub(super) mod comparing;
 pub(super) mod events;

@@ -11,6 +11,8 @@ mod evidence;
 mod prometheus;
 mod text;
 
+use rto_model::tune::law;
+
 use self::evidence::Gathered;
 use super::print_table;
 use crate::{cli::Advise, client::Client};
@@ -20,6 +22,7 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<ExitCode> {
     let question = Question {
         hz: host.hz,
         share: share(&args.spurious).map_err(anyhow::Error::msg)?,
+        min_us: law::Settings::new(host.hz).min_us,
         peer_delack_us: u64::try_from(args.peer_delack.as_micros()).unwrap_or(u64::MAX),
     };
     let answer = answer(gather(args, host.hz)?, &question, &host);

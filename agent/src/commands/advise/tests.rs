@@ -17,6 +17,7 @@ use crate::commands::advise::evidence::Source;
 const QUESTION: Question = Question {
     hz: HOST.hz,
     share: 0.001,
+    min_us: 60_000,
     peer_delack_us: rto_model::advice::PEER_DELACK_US,
 };
 
@@ -124,6 +125,23 @@ fn the_direction_that_needs_the_longest_decides() {
     assert_eq!(answer.initial_rto.by, "passive");
     let suggestion = answer.initial_rto.advice.suggestion.unwrap();
     assert_eq!(suggestion.value_us, 68_000);
+}
+
+#[test]
+fn learnt_policy_is_advised_from_its_own_min() {
+    for (min, us) in [("", 60_000), (", min = '20ms'", 20_000)] {
+        let text = format!("initial_rto = {{ auto = true{min} }}");
+        let entries = entries(&toml::from_str(&text).unwrap(), &["10.0.0.0/24"]);
+        let directions = [near(5_000), Statistics::default(), Statistics::default()];
+        let name = "near".parse().unwrap();
+        let gathered =
+            evidence::of_policy(&name, &entries, stats(directions, "end"), HOST.hz).unwrap();
+        let suggestion = answer(gathered, &QUESTION, &HOST)
+            .initial_rto
+            .advice
+            .suggestion;
+        assert_eq!(suggestion.unwrap().value_us, us);
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ use rto_agent_core::{
     policy::{Cidr, PolicyName, SETTINGS},
     printable,
 };
-use rto_agent_daemon::engine::store::RuntimeStore;
+use rto_agent_daemon::engine::RuntimeStore;
 use rto_agent_kernel::{
     datapath::{PinnedMaps, pinned_maps},
     kernel::hz::measure,

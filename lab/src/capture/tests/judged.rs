@@ -13,6 +13,7 @@ const JIFFY_US: u64 = 4_000;
 const QUESTION: Question = Question {
     hz: 250,
     share: 0.001,
+    min_us: 60_000,
     peer_delack_us: PEER_DELACK_US,
 };
 

@@ -3,6 +3,7 @@
 
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_agent_common::histogram::{bucket_end_us, bucket_of};
+use rto_agent_ebpf::verdict::LONG_US;
 use rto_model::tune::{
     law::Settings,
     tuner::{Growth, Transition, Tuner},
@@ -110,13 +111,13 @@ pub struct FellBack {
 enum What {
     /// The first SYN is lost.
     Lost,
-    /// Established after a retransmission.
-    Established,
+    /// Established; `clean`: without a retransmission, but after a long time.
+    Established { clean: bool },
     Verdict {
         /// Epoch of the policy's timer, if the connection has that timer.
         epoch: Option<u32>,
         spurious: u32,
-        path_us: f64,
+        path_us: Option<f64>,
     },
 }
 
@@ -213,24 +214,26 @@ impl Host {
         let (epoch, is_own) = self.begin(at_s);
         let peer = self.path.peer(&mut self.rng);
         let rtt_us = self.path.rtt_us(at_s, peer, &mut self.rng);
-        let loss = self.path.loss_at(at_s);
-        let lost = self.rng.random::<f64>() < 1.0 - (1.0 - loss).powi(2);
+        let losses = self.path.losses_at(at_s);
+        let lost =
+            self.rng.random::<f64>() < 1.0 - losses.map(|loss| 1.0 - loss).iter().product::<f64>();
+        let delay_us = self.path.syn_delay_us(at_s);
         let schedule = self.policy.as_ref().filter(|_| is_own);
         let schedule = schedule.unwrap_or(&self.kernel);
         self.outcome.connections += 1;
         self.point.connections += 1;
         // By far the most frequent case: no retransmission. It is credited one round trip early, which saves half of
         // the agenda's work.
-        if !lost && rtt_us < schedule.timer_us {
+        if !lost && rtt_us + delay_us < schedule.timer_us.min(LONG_US.into()) {
             self.fallbacks.established(true);
-            self.later_verdict(at_s, rtt_us, epoch, 0, rtt_us);
+            self.later_verdict(at_s, rtt_us, epoch, 0, Some(rtt_us + delay_us));
             return;
         }
-        let first = First::new(rtt_us, lost, &mut self.rng);
+        let first = First::new(rtt_us, lost.then_some(losses), &mut self.rng);
         let one = Handshake::simulate(&self.path, at_s, peer, schedule, first, &mut self.rng);
-        let kernel_us = self.kernel.sent_us.get(one.needed).copied();
-        let own_us = schedule.sent_us.get(one.needed).copied();
-        if let (Some(_), Some(kernel_us), Some(own_us)) = (one.took_us, kernel_us, own_us) {
+        if let Some((losses, own_us)) = one.answered
+            && let Some(kernel_us) = self.kernel.sent_us.get(losses)
+        {
             self.outcome.saved_us += kernel_us - own_us;
         }
         let copies = u64::try_from(one.copies_us.len()).unwrap_or(u64::MAX);
@@ -244,11 +247,13 @@ impl Host {
                 fell_back.spurious_after += 1;
             }
         }
+        let clean = one.copies_us.is_empty();
         if let Some(us) = one.copies_us.first() {
             self.later.add(at_s + us / 1e6, What::Lost);
         }
         if let Some(took_us) = one.took_us {
-            self.later.add(at_s + took_us / 1e6, What::Established);
+            self.later
+                .add(at_s + took_us / 1e6, What::Established { clean });
         }
         if let Some(verdict) = one.verdict {
             let (spurious, path_us) = (verdict.spurious, verdict.path_us);
@@ -273,7 +278,7 @@ impl Host {
         after_us: f64,
         epoch: Option<u32>,
         spurious: u32,
-        path_us: f64,
+        path_us: Option<f64>,
     ) {
         // Without a tuner, nothing uses the verdict.
         if self.tuner.is_none() {
@@ -298,7 +303,7 @@ impl Host {
         while let Some((at_s, what)) = self.later.take_until(until_s) {
             match what {
                 What::Lost => self.fallbacks.first_syn_lost(at_s * 1e6),
-                What::Established => self.fallbacks.established(false),
+                What::Established { clean } => self.fallbacks.established(clean),
                 What::Verdict {
                     epoch,
                     spurious,
@@ -308,15 +313,17 @@ impl Host {
         }
     }
 
-    fn judged(&mut self, at_s: f64, epoch: Option<u32>, spurious: u32, path_us: f64) {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a cast to an integer saturates"
-        )]
-        let bucket = bucket_of(path_us as u64);
-        let end_us = bucket_end_us(bucket).unwrap_or(u64::MAX);
-        self.counts.samples.add(end_us, 1);
+    fn judged(&mut self, at_s: f64, epoch: Option<u32>, spurious: u32, path_us: Option<f64>) {
+        if let Some(path_us) = path_us {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a cast to an integer saturates"
+            )]
+            let bucket = bucket_of(path_us as u64);
+            let end_us = bucket_end_us(bucket).unwrap_or(u64::MAX);
+            self.counts.samples.add(end_us, 1);
+        }
         self.counts.counts.connections += 1;
         if epoch != Some(self.epoch) {
             return;
@@ -413,7 +420,7 @@ mod tests {
 
     #[test]
     fn time_saved_per_loss_is_the_timer_difference() {
-        let mut host = Host::new(Path::metro(50.0), Control::Fixed(25), 1, 0);
+        let mut host = Host::new(Path::metro(50.0), Control::Fixed(25), 2, 0);
         host.run(4_000, true);
         let outcome = host.end();
         let saved_ms = outcome.saved_ms();

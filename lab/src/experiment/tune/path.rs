@@ -61,6 +61,10 @@ pub enum Change {
     Factor(f64),
     /// An additional share of the packets is lost, 0 to 1.
     Loss(f64),
+    /// This share of the SYN-ACKs is lost, 0 to 1.
+    SynAckLoss(f64),
+    /// A firewall or a queue holds each SYN for this time, microseconds.
+    SynDelay(f64),
 }
 
 /// Its time, seconds, and the change.
@@ -216,18 +220,31 @@ impl Path {
     fn factor(&self, at_s: f64) -> f64 {
         let factors = self.changes(at_s).map(|change| match change {
             Change::Factor(factor) => factor,
-            Change::Loss(_) => 1.0,
+            _ => 1.0,
         });
         factors.product()
     }
 
-    /// Loss of packets sent at this time, 0 to 1.
-    pub(super) fn loss_at(&self, at_s: f64) -> f64 {
-        let lost = self.changes(at_s).map(|change| match change {
-            Change::Factor(_) => 0.0,
-            Change::Loss(share) => share,
+    /// Loss of SYNs and of SYN-ACKs that are sent at this time, 0 to 1.
+    pub(super) fn losses_at(&self, at_s: f64) -> [f64; 2] {
+        let [mut syns, mut syn_acks] = [self.loss; 2];
+        for change in self.changes(at_s) {
+            match change {
+                Change::Loss(share) => (syns, syn_acks) = (syns.max(share), syn_acks.max(share)),
+                Change::SynAckLoss(share) => syn_acks = syn_acks.max(share),
+                Change::Factor(_) | Change::SynDelay(_) => {}
+            }
+        }
+        [syns, syn_acks]
+    }
+
+    /// How long a SYN that is sent at this time is held, microseconds.
+    pub(super) fn syn_delay_us(&self, at_s: f64) -> f64 {
+        let delays = self.changes(at_s).map(|change| match change {
+            Change::SynDelay(us) => us,
+            _ => 0.0,
         });
-        lost.fold(self.loss, f64::max)
+        delays.sum()
     }
 
     /// The value that this share of the first round trips of connections in this time does not
@@ -294,7 +311,8 @@ mod tests {
             (path.factor(9.9), path.factor(10.0), path.factor(20.0)),
             (1.0, 3.0, 1.0)
         );
-        assert_eq!((path.loss_at(15.5), path.loss_at(16.0)), (0.5, 0.005));
+        let losses = [15.5, 16.0].map(|at_s| path.losses_at(at_s));
+        assert_eq!(losses, [[0.5, 0.5], [0.005, 0.005]]);
     }
 
     #[test]

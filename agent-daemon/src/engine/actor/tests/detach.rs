@@ -11,14 +11,13 @@ fn detached_until_attach_over_reloads_and_restarts() {
     assert_eq!((answer.removed.links, answer.notes), (1, Vec::new()));
     let is_detached = |bed: &Bed| {
         let snapshot = bed.engine.snapshot();
-        let (mut list, status) = (Vec::new(), snapshot.status());
-        snapshot
-            .list(&[], |piece| {
-                list.extend(piece);
-                true
-            })
-            .unwrap();
-        let listed: ListAnswer = serde_json::from_slice(&list).unwrap();
+        let (mut text, status) = (Vec::new(), status(&snapshot));
+        listing::list(&snapshot, &[], |piece| {
+            text.extend(piece);
+            true
+        })
+        .unwrap();
+        let listed: ListAnswer = serde_json::from_slice(&text).unwrap();
         assert_eq!(
             (status.detached_by, listed.detached_by),
             (Some(BY), Some(BY))

@@ -9,6 +9,7 @@ use rto_agent_common::{
 };
 
 use super::*;
+use crate::engine::discover::discovered;
 
 fn noted(address: [u8; 4], connections: u64) -> (Prefix, Discovered) {
     let mut discovered = Discovered {
@@ -40,7 +41,7 @@ fn prefixes_without_an_entry_have_their_counts() {
     })
     .unwrap();
     let snapshot = bed.engine.snapshot();
-    let answer = snapshot.discovered().unwrap();
+    let answer = discovered(&snapshot).unwrap();
     assert_eq!((answer.since_ms, answer.one_in), (1_700_000_000_000, 16));
     assert_eq!(answer.covered, 1);
     let prefixes = answer.prefixes.iter();
@@ -56,10 +57,10 @@ fn prefixes_without_an_entry_have_their_counts() {
     );
     // The map's age is unknown, and then the clock has been set back.
     bed.kernel.state().discovered_since = None;
-    let answer = snapshot.discovered().unwrap();
+    let answer = discovered(&snapshot).unwrap();
     assert!(answer.at_ms - answer.since_ms < 600_000);
     bed.kernel.state().discovered_since = Some(SystemTime::now() + Duration::from_secs(60));
-    let answer = snapshot.discovered().unwrap();
+    let answer = discovered(&snapshot).unwrap();
     assert_eq!(answer.at_ms, answer.since_ms);
 }
 
@@ -73,12 +74,12 @@ fn discover_without_counting_names_the_fix() {
         ),
     ] {
         let bed = Bed::with(agent);
-        let error = bed.engine.snapshot().discovered().unwrap_err();
+        let error = discovered(&bed.engine.snapshot()).unwrap_err();
         assert!(error.is_refusal());
         assert!(error.to_string().contains(fix), "{error}");
     }
     let bed = Bed::with("count_unmatched = true\n");
     bed.detach().unwrap();
-    let error = bed.engine.snapshot().discovered().unwrap_err();
+    let error = discovered(&bed.engine.snapshot()).unwrap_err();
     assert!(error.to_string().contains("rto-agent attach"), "{error}");
 }

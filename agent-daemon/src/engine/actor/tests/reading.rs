@@ -40,11 +40,11 @@ fn statistics_of_before_are_told_where_they_cannot_be_read() {
     assert_eq!(good.policies.len(), 1);
     kernel.state().unreadable = true;
     assert_eq!(stats(), good);
-    let problems = || snapshot.status().problems;
+    let problems = || status(&snapshot).problems;
     assert!(problems().iter().any(|p| p.contains("out of date")));
     kernel.state().unreadable = false;
     stats();
-    assert!(snapshot.status().healthy);
+    assert!(status(&snapshot).healthy);
 }
 
 #[test]
@@ -65,22 +65,26 @@ fn status_reports_harm_without_reading_statistics() {
     let snapshot = Arc::new(snapshot);
     snapshot.shared.published(&snapshot);
     harmed(60);
-    let status = || {
+    let shown = || {
         let before = kernel.state().statistics_read;
-        let status = snapshot.status();
+        let status = status(&snapshot);
         assert_eq!(kernel.state().statistics_read, before);
         (status.healthy, status.problems.concat())
     };
-    assert_eq!(status(), (true, String::new()));
+    assert_eq!(shown(), (true, String::new()));
     // The comparison in the background reads the counters too.
-    snapshot.compare_part(Cursor::default(), 1).unwrap();
-    let (healthy, problems) = status();
+    let part = Part {
+        cursor: Cursor::default(),
+        entries: 1,
+    };
+    snapshot.compare_in_turn(part).unwrap().unwrap();
+    let (healthy, problems) = shown();
     assert!(!healthy && problems.contains("60 of 100 connections"));
-    assert!(snapshot.status().counters_read_at_s.is_some());
+    assert!(status(&snapshot).counters_read_at_s.is_some());
     harmed(0);
     snapshot.shared.statistics.forget();
     snapshot.stats().unwrap();
-    assert!(status().0);
+    assert!(shown().0);
 }
 
 #[test]

@@ -277,7 +277,7 @@ fn an_idle_daemon_does_not_wake_for_it() {
         !bed.dir
             .path()
             .join("lasting")
-            .join(crate::engine::tuning_store::FILE)
+            .join(crate::engine::store::TUNING.file)
             .exists()
     );
 }

@@ -11,43 +11,41 @@ use rto_agent_kernel::kernel::clock::boottime_ms;
 use tracing::debug;
 
 use super::{
-    EngineConfig, EngineError, LastGood,
     audit::Cause,
+    config::EngineConfig,
     desired::{Desired, LoadedConfig},
+    error::EngineError,
     memory::{self, Need},
     store::RuntimeStore,
 };
 
-mod reload;
-mod requests;
-
 /// Owns the configuration files, the result of reading them, and the last good configuration.
-pub(super) struct State {
+pub(super) struct ConfigFiles {
     config: Arc<EngineConfig>,
-    files: FilesReader,
-    last_good: LastGood,
+    reader: FilesReader,
     /// Fingerprint of the files last read, good or bad; `None` if they could not be read.
-    fingerprint: Option<u64>,
-    last_reload: ReloadView,
+    pub(super) fingerprint: Option<u64>,
+    pub(super) last_reload: ReloadView,
     /// The change of the last reload that made one.
-    taken: Option<Taken>,
-    warnings: Vec<String>,
+    pub(super) taken: Option<Taken>,
+    /// Changes that need a restart, and what could not be loaded.
+    pub(super) warnings: Vec<String>,
 }
 
 /// A reload's change.
 #[derive(Clone, Debug)]
-struct Taken {
-    at: Instant,
-    cause: String,
-    detail: String,
+pub(super) struct Taken {
+    pub(super) at: Instant,
+    pub(super) cause: String,
+    pub(super) detail: String,
 }
 
 /// The desired state at a start: the files and the saved runtime entries; and why some of these are
 /// lost.
-pub(super) fn load(
+pub(super) fn load_desired(
     config: &EngineConfig,
-) -> anyhow::Result<(Desired, RuntimeStore, Option<String>)> {
-    let mut store = RuntimeStore::new(&config.config.agent.state_dir);
+    store: &mut RuntimeStore,
+) -> anyhow::Result<(Desired, Option<String>)> {
     memory::check(&Need::of_store(store.size()))?;
     let (saved, lost) = store.load()?;
     let files = Arc::new(LoadedConfig {
@@ -61,18 +59,12 @@ pub(super) fn load(
     if desired.runtime != saved {
         store.save(&desired.runtime);
     }
-    Ok((desired, store, lost))
+    Ok((desired, lost))
 }
 
-impl State {
+impl ConfigFiles {
     /// After a start with this configuration, which is in force.
-    pub(super) fn start(
-        config: Arc<EngineConfig>,
-        mut last_good: LastGood,
-        cause: &Cause,
-        warnings: Vec<String>,
-    ) -> Self {
-        last_good.commit();
+    pub(super) fn start(config: Arc<EngineConfig>, cause: &Cause, warnings: Vec<String>) -> Self {
         let (fingerprint, last_reload) = match &config.refused {
             None => (
                 Some(config.fingerprint),
@@ -88,8 +80,7 @@ impl State {
         };
         Self {
             config,
-            files: FilesReader::default(),
-            last_good,
+            reader: FilesReader::default(),
             fingerprint,
             last_reload,
             taken: None,
@@ -100,7 +91,7 @@ impl State {
     /// Reads the files with another reader.
     #[cfg(test)]
     pub(super) fn read_by(&mut self, files: FilesReader) {
-        self.files = files;
+        self.reader = files;
     }
 
     /// Reads the files on another thread, while nothing else changes.
@@ -108,41 +99,31 @@ impl State {
     /// # Errors
     ///
     /// If the file system does not answer, or the daemon is stopped during the read.
-    fn read(&mut self) -> Result<Files, EngineError> {
+    pub(super) fn read(&mut self) -> Result<Files, EngineError> {
         let begin = Instant::now();
-        let files = self.files.read(&self.config.config_path);
+        let files = self.reader.read(&self.config.config_path);
         debug!(took = ?begin.elapsed(), is_read = files.is_ok(), "files read");
         files.map_err(|e| match e {
             ReadError::Failed(errors) => EngineError::Config(errors),
             ReadError::Interrupted => EngineError::Stopping,
         })
     }
+}
 
-    /// The files, parsed and compiled for the current host. Reuses the configuration in force if
-    /// nothing has changed.
-    pub(super) fn load(files: &Files, desired: &Desired) -> Result<Arc<LoadedConfig>, EngineError> {
-        let (fingerprint, host) = (files.fingerprint(), desired.host);
-        progress::step();
-        // The files are also watched, so that a replaced file whose user asks for a reload would be
-        // parsed twice.
-        if (fingerprint, host) == (desired.files.fingerprint, desired.files.host) {
-            return Ok(desired.files.clone());
-        }
-        memory::check(&Need::of_files(files.cidrs()))?;
-        Ok(Arc::new(LoadedConfig {
-            config: Config::of(files, &host)?,
-            fingerprint,
-            host,
-        }))
+/// The files, parsed and compiled for the current host. Reuses the configuration in force if
+/// nothing has changed.
+pub(super) fn load(files: &Files, desired: &Desired) -> Result<Arc<LoadedConfig>, EngineError> {
+    let (fingerprint, host) = (files.fingerprint(), desired.host);
+    progress::step();
+    // The files are also watched, so that a replaced file whose user asks for a reload would be
+    // parsed twice.
+    if (fingerprint, host) == (desired.files.fingerprint, desired.files.host) {
+        return Ok(desired.files.clone());
     }
-
-    pub(super) const fn last_reload(&self) -> &ReloadView {
-        &self.last_reload
-    }
-
-    /// Changes that need a restart, and what could not be loaded or kept.
-    pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
-        let all = self.warnings.iter().chain(self.last_good.problem());
-        all.cloned()
-    }
+    memory::check(&Need::of_files(files.cidrs()))?;
+    Ok(Arc::new(LoadedConfig {
+        config: Config::of(files, &host)?,
+        fingerprint,
+        host,
+    }))
 }

@@ -8,11 +8,11 @@ use rto_agent_core::config::atomic_file::AtomicFile;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::{document::Document, runtime::RuntimeEntries};
-use crate::problem::Problem;
-
-const FILE: &str = "manual.json";
-const FORMAT: u32 = 1;
+use super::{
+    RUNTIME,
+    document::{Document, boot_id},
+};
+use crate::{engine::runtime::RuntimeEntries, problem::Problem};
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -43,7 +43,7 @@ impl RuntimeStore {
     pub fn new(state_dir: &Path) -> Self {
         Self {
             // The lock on the directory excludes other daemons.
-            document: Document::new(state_dir, FILE, FORMAT, String::new()),
+            document: Document::new(state_dir, &RUNTIME, String::new()),
             problem: Problem::default(),
         }
     }
@@ -101,8 +101,8 @@ impl RuntimeStore {
 
     /// Why the file is older than the state in force, in words.
     #[must_use]
-    pub fn problem(&self) -> Option<String> {
-        self.problem.text().cloned()
+    pub fn problem(&self) -> Option<&String> {
+        self.problem.text()
     }
 
     /// Saves again after a failure, or if the file was removed.
@@ -116,12 +116,6 @@ impl RuntimeStore {
             self.save(runtime);
         }
     }
-}
-
-pub(super) fn boot_id() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map(|id| id.trim().to_owned())
-        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -162,7 +156,7 @@ mod tests {
         runtime.departed.insert(near, 7);
         let mut store = RuntimeStore::new(dir.path());
         store.retry_save(&RuntimeEntries::default());
-        assert!(!dir.path().join(FILE).exists());
+        assert!(!dir.path().join(RUNTIME.file).exists());
         store.retry_save(&runtime);
         assert_eq!(store.load().unwrap(), (runtime, None));
     }
@@ -171,14 +165,14 @@ mod tests {
     fn entry_without_settings_of_its_policy_is_damage() {
         let dir = tempfile::tempdir().unwrap();
         let mut store = RuntimeStore::new(dir.path());
-        let text = serde_json::json!({"format": FORMAT, "owner": "", "content": {
+        let text = serde_json::json!({"format": RUNTIME.format, "owner": "", "content": {
             "boot_id": boot_id(),
             "runtime": {
                 "entries": {"10.0.0.0/8": {"policy": "near", "by": {"uid": 0, "pid": 1}}},
                 "policies": {}, "departed": {}, "masked": [],
             },
         }});
-        fs::write(dir.path().join(FILE), text.to_string()).unwrap();
+        fs::write(dir.path().join(RUNTIME.file), text.to_string()).unwrap();
         assert!(store.peek().is_err());
         let (runtime, warning) = store.load().unwrap();
         let warning = warning.unwrap();

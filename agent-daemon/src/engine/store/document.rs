@@ -1,28 +1,34 @@
-//! JSON documents in `persistent_dir` and `state_dir`: replaced atomically, with a format version.
+//! A JSON document in `persistent_dir` or `state_dir`: replaced atomically, with a format version and
+//! an owner.
 
 use std::{
     fs,
     io::{self, BufWriter, Write as _},
     path::{Path, PathBuf},
-    time::{Duration, Instant},
 };
 
 use rto_agent_core::{
-    config::{AgentConfig, atomic_file::AtomicFile, regular_file},
+    config::{atomic_file::AtomicFile, regular_file},
     path_security, printable,
     progress::Stepwise,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tracing::warn;
 
-use crate::problem::Problem;
-
 /// Longest file, bytes.
 pub const MAX_FILE: u64 = 1 << 30;
 /// Bytes per write.
 const PIECE: usize = 64 << 10;
 
-/// The document.
+/// A kind of document.
+#[derive(Debug)]
+pub(in crate::engine) struct Kind {
+    pub(in crate::engine) file: &'static str,
+    /// Another structure of the content gets another number.
+    pub(super) format: u32,
+}
+
+/// The file.
 #[derive(Serialize, Deserialize)]
 struct Versioned<O, T> {
     format: u32,
@@ -48,31 +54,29 @@ pub(super) enum Unusable {
     Damaged(String),
 }
 
-/// A document's location and format.
+/// A document of one daemon, which is its only writer.
 #[derive(Debug)]
 pub(super) struct Document {
     dir: PathBuf,
-    name: &'static str,
-    format: u32,
+    kind: &'static Kind,
+    /// Identifies the daemon, or is empty where the directory does.
     owner: String,
     /// The file belongs to another daemon.
     is_taken: bool,
 }
 
 impl Document {
-    /// The document `name` in a directory, in this format, of the daemon that `owner` identifies.
-    pub(super) fn new(dir: &Path, name: &'static str, format: u32, owner: String) -> Self {
+    pub(super) fn new(dir: &Path, kind: &'static Kind, owner: String) -> Self {
         Self {
             dir: dir.to_owned(),
-            name,
-            format,
+            kind,
             owner,
             is_taken: false,
         }
     }
 
     pub(super) fn path(&self) -> PathBuf {
-        self.dir.join(self.name)
+        self.dir.join(self.kind.file)
     }
 
     /// Reads what an earlier run left, with a warning if that is lost. Moves a file that cannot be
@@ -83,23 +87,27 @@ impl Document {
             let path = printable::path(&path);
             warn!("a temporary file of {path} cannot be removed: {e}");
         }
-        let reason = match self.peek()? {
-            Ok(content) => return Ok((content, None)),
+        match self.peek()? {
+            Ok(content) => Ok((content, None)),
             Err(Unusable::Taken) => {
                 self.is_taken = true;
-                return Ok((None, Some(self.text_of(&Unusable::Taken))));
+                Ok((None, Some(self.text_of(&Unusable::Taken))))
             }
-            Err(damaged) => self.text_of(&damaged),
-        };
+            Err(damaged) => Ok((None, Some(self.move_aside(&damaged)))),
+        }
+    }
+
+    /// Moves a file that cannot be used aside, and says why and where to.
+    pub(super) fn move_aside(&self, damaged: &Unusable) -> String {
+        let (path, reason) = (self.path(), self.text_of(damaged));
         let aside = aside(&path);
-        let moved = match fs::rename(&path, &aside) {
+        match fs::rename(&path, &aside) {
             Ok(()) => format!(
-                "it was moved to {}: restore it from a backup while the daemon is stopped, or remove it",
+                "{reason}; it was moved to {}: restore it from a backup while the daemon is stopped, or remove it",
                 printable::path(&aside)
             ),
-            Err(e) => format!("it cannot be moved aside: {e}; remove it"),
-        };
-        Ok((None, Some(format!("{reason}; {moved}"))))
+            Err(e) => format!("{reason}; it cannot be moved aside: {e}; remove it"),
+        }
     }
 
     /// As [`Self::load`], for callers that may not be this directory's daemon: changes nothing.
@@ -132,10 +140,10 @@ impl Document {
             Ok(head) => head,
             Err(damaged) => return Ok(Err(damaged)),
         };
-        Ok(if head.format != self.format {
+        Ok(if head.format != self.kind.format {
             Err(Unusable::Damaged(format!(
                 "has format {}, this version reads {}",
-                head.format, self.format
+                head.format, self.kind.format
             )))
         } else if head.owner != self.owner {
             Err(Unusable::Taken)
@@ -172,7 +180,7 @@ impl Document {
             AtomicFile::write_with(&self.path(), 0o600, |to| {
                 let mut to = BufWriter::with_capacity(PIECE, Stepwise(to));
                 let versioned = Versioned {
-                    format: self.format,
+                    format: self.kind.format,
                     owner: &*self.owner,
                     content,
                 };
@@ -188,6 +196,14 @@ impl Document {
         draft.commit().map_err(|e| self.named(&e))
     }
 
+    /// Removes the file, if there is one.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(self.path()) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(self.named(&e)),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether the file belongs to another daemon, and is not written.
     pub(super) const fn is_taken(&self) -> bool {
         self.is_taken
@@ -199,81 +215,11 @@ impl Document {
     }
 }
 
-/// How often a controller saves what only grows.
-pub(super) const SAVE_INTERVAL: Duration = Duration::from_secs(60);
-
-/// A controller's document in `persistent_dir`; while that cannot be written, in `state_dir`, until
-/// reboot.
-#[derive(Debug)]
-pub(super) struct LastingDocument {
-    pub(super) lasting: Document,
-    pub(super) of_boot: Document,
-    pub(super) saved_at: Instant,
-    /// Why it is not in `persistent_dir`.
-    pub(super) problem: Problem,
-    /// The last state is in neither file.
-    pub(super) is_lost: bool,
-}
-
-/// The document could not be written to `persistent_dir`.
-pub(super) struct Unsaved {
-    pub(super) error: io::Error,
-    /// Why it could not be written to `state_dir` either; `None`: it was.
-    pub(super) of_boot: Option<io::Error>,
-}
-
-impl LastingDocument {
-    /// As [`Document::new`]; `pin_dir` identifies the daemon.
-    pub(super) fn new(agent: &AgentConfig, name: &'static str, format: u32) -> Self {
-        let pin_dir = path_security::resolved(&agent.pin_dir);
-        let owner = pin_dir.to_string_lossy();
-        let document = |dir| Document::new(dir, name, format, owner.clone().into_owned());
-        Self {
-            lasting: document(&agent.persistent_dir),
-            of_boot: document(&agent.state_dir),
-            saved_at: Instant::now(),
-            problem: Problem::default(),
-            is_lost: false,
-        }
-    }
-
-    pub(super) fn is_save_due(&self) -> bool {
-        self.saved_at.elapsed() >= SAVE_INTERVAL
-    }
-
-    /// Writes the document to `persistent_dir`, or else to `state_dir`. While that fails, `describe`
-    /// says what it means.
-    ///
-    /// # Errors
-    ///
-    /// If it could not be written to `persistent_dir`, even if it is in `state_dir`.
-    pub(super) fn save<T: Serialize>(
-        &mut self,
-        content: &T,
-        describe: impl FnOnce(&Unsaved) -> String,
-    ) -> Result<(), Unsaved> {
-        self.saved_at = Instant::now();
-        let result = self.write(content);
-        let unsaved = result.as_ref().err();
-        self.is_lost = unsaved.is_some_and(|unsaved| unsaved.of_boot.is_some());
-        self.problem
-            .becomes(unsaved.map(describe), |text| warn!("{text}"));
-        result
-    }
-
-    fn write<T: Serialize>(&self, content: &T) -> Result<(), Unsaved> {
-        match self.lasting.write(content) {
-            Ok(()) => {
-                // The copy for this boot is now outdated.
-                let _gone = fs::remove_file(self.of_boot.path());
-                Ok(())
-            }
-            Err(error) => Err(Unsaved {
-                of_boot: self.of_boot.write(content).err(),
-                error,
-            }),
-        }
-    }
+/// Identifies the current boot.
+pub(in crate::engine) fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|id| id.trim().to_owned())
+        .unwrap_or_default()
 }
 
 fn taken() -> io::Error {
@@ -289,15 +235,24 @@ pub fn aside(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
+    const FIRST: Kind = Kind {
+        file: "d.json",
+        format: 1,
+    };
+    const SECOND: Kind = Kind {
+        file: "d.json",
+        format: 2,
+    };
+
     #[test]
     fn saved_document_is_loaded() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().join("made");
-        let mut document = Document::new(&dir, "d.json", 1, "a".to_owned());
+        let mut document = Document::new(&dir, &FIRST, "a".to_owned());
         assert_eq!(document.load::<Vec<u64>>().unwrap(), (None, None));
         document.write(&[1, 2]).unwrap();
         assert_eq!(document.load().unwrap(), (Some(vec![1, 2]), None));
-        let mut other = Document::new(&dir, "d.json", 1, "b".to_owned());
+        let mut other = Document::new(&dir, &FIRST, "b".to_owned());
         let (content, warning) = other.load::<Vec<u64>>().unwrap();
         assert_eq!(content, None);
         assert!(warning.unwrap().contains("belongs to another daemon"));
@@ -308,7 +263,7 @@ mod tests {
     #[test]
     fn unparsable_document_is_moved_aside() {
         let dir = tempfile::tempdir().unwrap();
-        let mut document = Document::new(dir.path(), "d.json", 2, "a".to_owned());
+        let mut document = Document::new(dir.path(), &SECOND, "a".to_owned());
         let path = dir.path().join("d.json");
         for (text, said) in [
             (

@@ -18,14 +18,11 @@ use rto_agent_core::{
 use serde::{Deserialize, Serialize};
 use tracing::{error, warn};
 
-use super::{
-    document::Document,
-    memory::{self, Need},
+use super::{LAST_GOOD, document::Document};
+use crate::{
+    engine::memory::{self, Need},
+    problem::Problem,
 };
-use crate::problem::Problem;
-
-pub(super) const FILE: &str = "last-good.json";
-const FORMAT: u32 = 1;
 
 /// The document.
 #[derive(Serialize, Deserialize)]
@@ -95,7 +92,7 @@ impl LastGood {
     }
 
     /// Whether the stored configuration was removed; it must be staged again.
-    pub(super) fn is_gone(&mut self) -> bool {
+    pub(in crate::engine) fn is_gone(&mut self) -> bool {
         let is_gone = self.kept.is_some() && !self.document.path().exists();
         if is_gone {
             self.kept = None;
@@ -104,7 +101,7 @@ impl LastGood {
     }
 
     /// The staged files are in force: moves the draft into place.
-    pub(super) fn commit(&mut self) {
+    pub(in crate::engine) fn commit(&mut self) {
         let Some((draft, fingerprint)) = self.draft.take() else {
             return;
         };
@@ -118,7 +115,7 @@ impl LastGood {
     }
 
     /// The staged files are not in force: drops the draft.
-    pub(super) fn discard(&mut self) {
+    pub(in crate::engine) fn discard(&mut self) {
         self.draft = None;
     }
 
@@ -131,14 +128,14 @@ impl LastGood {
     }
 
     /// Why the stored configuration is older than the active configuration.
-    pub(super) fn problem(&self) -> Option<&String> {
+    pub(in crate::engine) fn problem(&self) -> Option<&String> {
         self.problem.text()
     }
 }
 
 fn document(dir: &Path, config_path: &Path) -> Document {
     let owner = config_path.to_string_lossy().into_owned();
-    Document::new(dir, FILE, FORMAT, owner)
+    Document::new(dir, &LAST_GOOD, owner)
 }
 
 /// Files that were rejected at the start.
@@ -233,7 +230,7 @@ impl StartConfig {
 
 /// Why files without any policy do not replace files with policies: a redirection from a slow
 /// command, or a full disk, leaves a file empty for a moment.
-pub(super) fn emptied(files: &PolicySet, former: &PolicySet) -> Option<String> {
+pub(in crate::engine) fn emptied(files: &PolicySet, former: &PolicySet) -> Option<String> {
     let (now, before) = (files.policies.len(), former.policies.len());
     (now == 0 && before != 0).then(|| {
         format!(
@@ -304,7 +301,7 @@ mod tests {
         }
 
         fn kept(&self) -> PathBuf {
-            self.dir.path().join("lasting").join(FILE)
+            self.dir.path().join("lasting").join(LAST_GOOD.file)
         }
 
         fn write(&self, text: &str) {

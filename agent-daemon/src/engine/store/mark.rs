@@ -9,19 +9,17 @@ use std::{
 
 use rto_agent_core::{
     config::AgentConfig,
-    path_security, printable,
+    path_security,
     wire::types::{Caller, Lasts, NotLasting},
 };
 use tracing::warn;
 
-use super::document::{Document, aside};
+use super::{DETACHED, document::Document};
 use crate::{lock, problem::Problem};
 
-pub(super) const FILE: &str = "detached.json";
-const FORMAT: u32 = 2;
-
 /// Why a request that needs an attached program is refused.
-pub(super) const DETACHED: &str = "no policy is active; run rto-agent attach to activate them";
+pub(in crate::engine) const NOT_ACTIVE: &str =
+    "no policy is active; run rto-agent attach to activate them";
 
 /// By pin directory, with its links followed: the users that have detached its program. Daemons
 /// that share a `persistent_dir` share the file.
@@ -55,7 +53,7 @@ impl DetachMark {
     }
 
     /// The user that has detached the program, if any. A mark that cannot be read is one.
-    pub(super) fn load(&mut self) -> Option<Caller> {
+    pub(in crate::engine) fn load(&mut self) -> Option<Caller> {
         let (mut by, mut unreadable) = (None, Vec::new());
         for document in [&self.lasting, &self.of_boot] {
             match marks(document) {
@@ -122,14 +120,14 @@ impl DetachMark {
     }
 
     /// The files have another `persistent_dir`: a detachment must be known there as well.
-    pub(super) fn follow(&mut self, persistent_dir: &Path, by: Option<Caller>) {
+    pub(in crate::engine) fn follow(&mut self, persistent_dir: &Path, by: Option<Caller>) {
         let next = document(persistent_dir);
         self.next = (next.path() != self.lasting.path()).then_some(next);
         self.retry(by);
     }
 
     /// Stores the mark again if that failed or a file was removed.
-    pub(super) fn retry(&mut self, by: Option<Caller>) {
+    pub(in crate::engine) fn retry(&mut self, by: Option<Caller>) {
         let Some(by) = by.filter(|by| !by.is_no_user()) else {
             return;
         };
@@ -143,13 +141,13 @@ impl DetachMark {
     }
 
     /// Why it is not kept, or not known.
-    pub(super) fn problem(&self) -> Option<&String> {
+    pub(in crate::engine) fn problem(&self) -> Option<&String> {
         self.problem.text()
     }
 }
 
 fn document(dir: &Path) -> Document {
-    Document::new(dir, FILE, FORMAT, String::new())
+    Document::new(dir, &DETACHED, String::new())
 }
 
 fn marks(document: &Document) -> io::Result<Marks> {
@@ -169,18 +167,15 @@ fn update(document: &Document, change: impl FnOnce(&mut Marks)) -> io::Result<()
     let mut marks = match document.peek()? {
         Ok(marks) => marks.unwrap_or_default(),
         Err(damaged) => {
-            let aside = aside(&path);
-            fs::rename(&path, &aside).map_err(|e| document.named(&e))?;
-            let why = document.text_of(&damaged);
-            warn!("{why}; it was moved to {}", printable::path(&aside));
+            warn!("{}", document.move_aside(&damaged));
             Marks::new()
         }
     };
     change(&mut marks);
-    if !marks.is_empty() {
+    if marks.is_empty() {
+        document.remove()?;
+    } else {
         document.write(&marks)?;
-    } else if path.exists() {
-        fs::remove_file(&path).map_err(|e| document.named(&e))?;
     }
     // A decision must outlive a power failure.
     File::open(dir).and_then(|dir| dir.sync_all())
@@ -255,7 +250,7 @@ mod tests {
     fn unreadable_mark_means_detached() {
         let bed = Bed::new();
         for dir in ["lasting", "state"] {
-            let path = bed.0.path().join(dir).join(FILE);
+            let path = bed.0.path().join(dir).join(DETACHED.file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             for text in [
                 "",
@@ -267,7 +262,7 @@ mod tests {
                 let mut mark = bed.mark("pins");
                 assert_eq!(mark.load(), Some(Caller::UNREADABLE_MARK), "{text:?}");
                 let problem = mark.problem().unwrap();
-                assert!(problem.contains(FILE), "{problem}");
+                assert!(problem.contains(DETACHED.file), "{problem}");
                 // It is not replaced before a user decides.
                 mark.retry(Some(Caller::UNREADABLE_MARK));
                 assert_eq!(fs::read_to_string(&path).unwrap(), text);

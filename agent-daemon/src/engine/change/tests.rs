@@ -1,12 +1,18 @@
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use rto_agent_common::{MAX_POLICIES, Policy};
-use rto_agent_core::policy::PolicyName;
-use rto_agent_core::{policy::Entry, testing::HOST};
+use rto_agent_core::{
+    policy::{Entry, HostFacts, PolicyName, plan::MapState},
+    testing::HOST,
+};
 
 use super::*;
 use crate::engine::{
     desired::tests::{NEAR, cidr, desired, entry, files, settings},
-    fake::{FakeHost, State, options},
+    fake::{FakeHost, State},
+    handle::{Handle, channels},
+    store::RuntimeStore,
 };
 
 fn with_entry(desired: &Desired, text: &str) -> Desired {
@@ -15,8 +21,9 @@ fn with_entry(desired: &Desired, text: &str) -> Desired {
 
 struct Bed {
     kernel: FakeHost,
-    reconciler: Reconciler,
+    engine: Engine,
     dir: tempfile::TempDir,
+    _handle: Handle,
 }
 
 fn bed(text: &str) -> Bed {
@@ -24,25 +31,25 @@ fn bed(text: &str) -> Bed {
     let dir = tempfile::tempdir().unwrap();
     let opened = kernel.clone();
     let open: Open = Arc::new(move |options| Ok(opened.open(options)));
-    let store = RuntimeStore::new(dir.path());
-    let (reconciler, change, _) = Reconciler::start(
-        (open, Arc::default()),
-        options(),
-        desired(text),
-        store,
-        false,
-    )
-    .unwrap();
-    assert_eq!(
-        change.summary.added,
-        reconciler.resolved().set.entries.len()
-    );
+    let mut config = EngineConfig {
+        config: desired(text).files.config.clone(),
+        host: HOST,
+        ..EngineConfig::for_tests()
+    };
+    config.config.agent.state_dir = dir.path().join("state");
+    config.config.agent.persistent_dir = dir.path().join("lasting");
+    let last_good = LastGood::open(&config.config.agent.persistent_dir, &config.config_path);
+    let (ends, handle) = channels(&config);
+    let engine = Engine::start(open, config, last_good, &ends.sender, ends.snapshots).unwrap();
     assert!(kernel.state().attached);
-    Bed {
+    let bed = Bed {
         kernel,
-        reconciler,
+        engine,
         dir,
-    }
+        _handle: handle,
+    };
+    bed.check();
+    bed
 }
 
 impl Bed {
@@ -50,14 +57,37 @@ impl Bed {
         self.kernel.state().maps.clone()
     }
 
-    /// Checks that the kernel matches what the reconciler reports.
+    fn change(&mut self, next: &Desired, persist: &Persist) -> Result<Change, EngineError> {
+        self.engine.change(next, persist, &Source::Host.into())
+    }
+
+    fn verify(&mut self) -> rto_agent_core::policy::differences::Differences {
+        self.engine.kernel.verify(&self.engine.resolved)
+    }
+
+    fn repair(&mut self) -> Option<Change> {
+        self.engine.kernel.repair(&self.engine.resolved)
+    }
+
+    fn saved(&self) -> RuntimeStore {
+        RuntimeStore::new(&self.engine.config.config.agent.state_dir)
+    }
+
+    /// A directory in place of the saved runtime entries.
+    fn block(&self) -> std::path::PathBuf {
+        let blocked = self.dir.path().join("state/manual.json");
+        std::fs::create_dir_all(blocked.join("x")).unwrap();
+        blocked
+    }
+
+    /// Checks that the kernel matches what the engine reports.
     fn check(&self) {
-        let wanted = &self.reconciler.resolved().maps;
-        assert_eq!(self.reconciler.held, self.maps(), "it knows what there is");
-        if self.reconciler.in_sync() {
-            assert_eq!(self.maps(), *wanted);
+        let kernel = &self.engine.kernel;
+        assert_eq!(kernel.held, self.maps(), "it knows what there is");
+        if kernel.out_of_sync.is_none() {
+            assert_eq!(self.maps(), self.engine.resolved.maps);
         } else {
-            assert!(self.reconciler.problems().count() > 0);
+            assert!(kernel.problems().count() > 0);
         }
     }
 }
@@ -65,8 +95,8 @@ impl Bed {
 #[test]
 fn a_runtime_entry_is_in_the_kernel_and_on_the_disk() {
     let mut bed = bed(NEAR);
-    let next = with_entry(bed.reconciler.desired(), "10.9.0.0/16");
-    let change = bed.reconciler.reconcile(next, &Persist::Runtime).unwrap();
+    let next = with_entry(bed.engine.desired(), "10.9.0.0/16");
+    let change = bed.change(&next, &Persist::Runtime).unwrap();
     assert_eq!(
         (change.summary.added, change.summary.policies_added),
         (1, 1)
@@ -76,23 +106,23 @@ fn a_runtime_entry_is_in_the_kernel_and_on_the_disk() {
         "{change:?}"
     );
     bed.check();
-    let saved = RuntimeStore::new(bed.dir.path()).peek().unwrap();
-    assert_eq!(saved, bed.reconciler.desired().runtime);
+    let saved = bed.saved().peek().unwrap();
+    assert_eq!(saved, bed.engine.desired().runtime);
 }
 
 #[test]
 fn deferred_save_is_in_force_and_saved_later() {
     let mut bed = bed(NEAR);
-    let blocked = bed.dir.path().join("manual.json");
-    std::fs::create_dir_all(blocked.join("x")).unwrap();
-    let next = with_entry(bed.reconciler.desired(), "10.9.0.0/16");
-    let change = bed.reconciler.reconcile(next, &Persist::Later).unwrap();
+    let blocked = bed.block();
+    let next = with_entry(bed.engine.desired(), "10.9.0.0/16");
+    let change = bed.change(&next, &Persist::Later).unwrap();
     assert!(change.unsaved.is_some());
     bed.check();
     std::fs::remove_dir_all(&blocked).unwrap();
-    bed.reconciler.retry_save();
-    assert_eq!(bed.reconciler.store_problem(), None);
-    let saved = RuntimeStore::new(bed.dir.path()).peek().unwrap();
+    let runtime = bed.engine.desired().runtime.clone();
+    bed.engine.store.runtime.retry_save(&runtime);
+    assert_eq!(bed.engine.store.runtime.problem(), None);
+    let saved = bed.saved().peek().unwrap();
     assert_eq!(saved.len(), 1);
 }
 
@@ -137,21 +167,21 @@ fn each_kind_of_difference_is_counted_once_and_repaired() {
     let mut bed = bed(NEAR);
     for (kind, change) in changes {
         let before = bed.maps();
-        let count = |bed: &Bed| bed.reconciler.difference_counts().get(kind).copied();
+        let count = |bed: &Bed| bed.engine.kernel.differences.get(kind).copied();
         let counted = count(&bed).unwrap_or(0);
         change(&mut bed.kernel.state());
-        let differences = bed.reconciler.verify();
+        let differences = bed.verify();
         let counts = BTreeMap::from([(kind.to_owned(), 1)]);
         assert_eq!(differences.counts, counts, "{differences}");
-        assert!(!bed.reconciler.in_sync(), "{kind}");
+        assert!(bed.engine.kernel.out_of_sync.is_some(), "{kind}");
         // The same change is counted once.
-        bed.reconciler.verify();
+        bed.verify();
         assert_eq!(count(&bed), Some(counted + 1), "{kind}");
-        bed.reconciler.repair();
-        assert!(bed.reconciler.in_sync(), "{kind}");
+        bed.repair();
+        assert!(bed.engine.kernel.out_of_sync.is_none(), "{kind}");
         assert_eq!(bed.maps(), before, "{kind}");
         assert!(bed.kernel.state().without_statistics.is_empty());
-        assert!(bed.reconciler.verify().is_empty(), "{kind}");
+        assert!(bed.verify().is_empty(), "{kind}");
         bed.check();
     }
     assert_eq!(bed.maps().policies.keys().collect::<Vec<_>>(), [&near]);
@@ -171,8 +201,8 @@ fn all_policies_are_replaced_by_as_many_others_again_and_again() {
     let mut bed = bed(&as_many_policies_as_possible("a"));
     for prefix in ["b", "c", "a"] {
         let text = as_many_policies_as_possible(prefix);
-        let next = bed.reconciler.desired().with_files(files(&text), 0);
-        let change = bed.reconciler.reconcile(next, &Persist::Later).unwrap();
+        let next = bed.engine.desired().with_files(files(&text), 0);
+        let change = bed.change(&next, &Persist::Later).unwrap();
         let summary = change.summary;
         let policies = (summary.policies_added, summary.policies_removed);
         assert_eq!(policies, (MAX_POLICIES as usize, MAX_POLICIES as usize));
@@ -180,11 +210,8 @@ fn all_policies_are_replaced_by_as_many_others_again_and_again() {
     }
     // One entry more, and the whole change is refused.
     let before = bed.maps();
-    let next = with_entry(bed.reconciler.desired(), "192.0.2.0/24");
-    let error = bed
-        .reconciler
-        .reconcile(next, &Persist::Runtime)
-        .unwrap_err();
+    let next = with_entry(bed.engine.desired(), "192.0.2.0/24");
+    let error = bed.change(&next, &Persist::Runtime).unwrap_err();
     assert!(error.is_refusal());
     assert_eq!(error.to_string(), "the limit is 1024 policies");
     assert_eq!(bed.maps(), before);
@@ -198,8 +225,8 @@ fn another_host_has_other_values_and_other_defaults() {
         hz: 1000,
         ..HOST
     };
-    let next = bed.reconciler.desired().with_host(host);
-    let change = bed.reconciler.reconcile(next, &Persist::Later).unwrap();
+    let next = bed.engine.desired().with_host(host);
+    let change = bed.change(&next, &Persist::Later).unwrap();
     assert_eq!(change.summary.policies_changed, 1);
     assert_eq!(bed.kernel.state().host, Some(host.defaults()));
     bed.check();
@@ -242,39 +269,39 @@ proptest! {
         let mut bed = bed(&before);
         if is_blocked {
             // The staged file cannot be committed, so every change has to be rolled back.
-            std::fs::create_dir_all(bed.dir.path().join("manual.json/x")).unwrap();
+            bed.block();
         }
         let maps_before = bed.maps();
         for n in &failing {
             bed.kernel.fail(*n);
         }
-        let next = bed.reconciler.desired().with_files(files(&after), 0);
-        let wanted = next.clone().resolve().unwrap().maps;
+        let next = bed.engine.desired().with_files(files(&after), 0);
+        let wanted = bed.engine.control.adjusted(&next).resolve().unwrap().maps;
         let persist = if is_blocked { Persist::Runtime } else { Persist::Later };
-        let result = bed.reconciler.reconcile(next, &persist);
+        let result = bed.change(&next, &persist);
         bed.check();
         match result {
             Err(EngineError::Unsaved(_)) if is_blocked => {
-                prop_assert!(bed.reconciler.in_sync());
+                prop_assert!(bed.engine.kernel.out_of_sync.is_none());
                 prop_assert_eq!(bed.maps(), maps_before.clone());
             }
             Err(EngineError::NotBack { .. }) if is_blocked => {
-                prop_assert!(!bed.reconciler.in_sync());
+                prop_assert!(bed.engine.kernel.out_of_sync.is_some());
             }
             Ok(_) => prop_assert_eq!(bed.maps(), wanted.clone()),
             Err(EngineError::Undone(_)) => {
-                prop_assert!(bed.reconciler.in_sync());
+                prop_assert!(bed.engine.kernel.out_of_sync.is_none());
                 prop_assert_eq!(bed.maps(), maps_before.clone());
             }
             Err(EngineError::OutOfSync { .. }) => {
-                prop_assert!(!bed.reconciler.in_sync());
+                prop_assert!(bed.engine.kernel.out_of_sync.is_some());
             }
             Err(e) => prop_assert!(false, "{e:?}"),
         }
         // All further writes succeed.
         bed.kernel.state().failing.clear();
-        bed.reconciler.repair();
-        prop_assert!(bed.reconciler.in_sync());
+        bed.repair();
+        prop_assert!(bed.engine.kernel.out_of_sync.is_none());
         bed.check();
         let is_before = bed.maps() == maps_before;
         prop_assert!(is_before || bed.maps() == wanted);
@@ -284,57 +311,57 @@ proptest! {
 #[test]
 fn the_maps_that_are_left_are_known_until_they_go() {
     let mut bed = bed(NEAR);
-    assert!(!bed.reconciler.has_kept_maps());
+    assert!(!bed.engine.kernel.kept);
     // The kernel in memory has no walker.
-    assert!(bed.reconciler.unlink_for_restoring(false).is_err());
+    assert!(bed.engine.kernel.unlink_for_restoring(false).is_err());
     assert!(bed.kernel.state().attached);
-    assert_eq!(bed.reconciler.leave_maps(), options().pin_dir);
-    assert!(bed.reconciler.has_kept_maps());
-    assert_eq!(bed.reconciler.held, MapState::default());
+    let pin_dir = bed.engine.kernel.options.pin_dir.clone();
+    assert_eq!(bed.engine.kernel.leave_maps(), pin_dir);
+    assert!(bed.engine.kernel.kept);
+    assert_eq!(bed.engine.kernel.held, MapState::default());
 }
 
 #[test]
 fn detached_maps_are_in_step() {
     let mut bed = bed(NEAR);
-    let next = with_entry(bed.reconciler.desired(), "10.9.0.0/16");
+    let next = with_entry(bed.engine.desired(), "10.9.0.0/16");
     // The first of two writes succeeds, and cannot be undone.
     (2..12).for_each(|n| bed.kernel.fail(n));
-    let error = bed.reconciler.reconcile(next, &Persist::Runtime);
+    let error = bed.change(&next, &Persist::Runtime);
     assert!(
         matches!(error, Err(EngineError::OutOfSync { .. })),
         "{error:?}"
     );
-    assert!(!bed.reconciler.in_sync());
-    bed.reconciler.detach().unwrap();
-    assert!(bed.reconciler.in_sync());
-    assert_eq!(bed.reconciler.problems().count(), 0);
-    assert_eq!(bed.reconciler.held, MapState::default());
+    assert!(bed.engine.kernel.out_of_sync.is_some());
+    bed.engine.kernel.detach().unwrap();
+    assert!(bed.engine.kernel.out_of_sync.is_none());
+    assert_eq!(bed.engine.kernel.problems().count(), 0);
+    assert_eq!(bed.engine.kernel.held, MapState::default());
 }
 
 #[test]
 fn reattachment_is_reported() {
     let mut bed = bed(NEAR);
     bed.kernel.state().attached = false;
-    let problem = bed.reconciler.reader().unwrap().attachment().problem;
+    let problem = bed.engine.kernel.reader().unwrap().attachment().problem;
     bed.kernel.fail(1);
-    bed.reconciler.repair();
-    let failed = bed.reconciler.problems().next().cloned().unwrap();
+    bed.repair();
+    let failed = bed.engine.kernel.problems().next().cloned().unwrap();
     assert!(failed.contains("attaching again failed"), "{failed}");
-    let change = bed.reconciler.repair().unwrap();
+    let change = bed.repair().unwrap();
     assert_eq!(
         change.detail,
         format!("attached again: {}", problem.unwrap())
     );
-    assert_eq!(bed.reconciler.problems().count(), 0);
+    assert_eq!(bed.engine.kernel.problems().count(), 0);
     assert!(bed.kernel.state().attached);
-    assert!(bed.reconciler.repair().is_none());
+    assert!(bed.repair().is_none());
 }
 
 #[test]
-fn full_maps_are_replaced_and_reported_once() {
+fn full_maps_are_replaced_by_larger_ones() {
     let mut bed = bed(&format!("[agent]\nmax_entries = 16\n{NEAR}"));
-    assert!(!bed.reconciler.take_renewed());
-    let most = bed.reconciler.options.max_entries;
+    let most = bed.engine.kernel.options.max_entries;
     let text = |entries: u32| {
         let cidrs = (0..entries).map(|n| {
             let address = std::net::Ipv4Addr::from(0x0b00_0000 + (n << 8));
@@ -346,9 +373,7 @@ fn full_maps_are_replaced_and_reported_once() {
         )
     };
     let next = desired(&text(most + 1));
-    bed.reconciler.reconcile(next, &Persist::Later).unwrap();
+    bed.change(&next, &Persist::Later).unwrap();
     bed.check();
-    assert!(bed.reconciler.options.max_entries > most);
-    assert!(bed.reconciler.take_renewed());
-    assert!(!bed.reconciler.take_renewed());
+    assert!(bed.engine.kernel.options.max_entries > most);
 }
