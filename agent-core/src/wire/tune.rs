@@ -63,8 +63,6 @@ pub struct TunedPolicy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TunedTimer {
-    /// The setting: "initial_rto".
-    pub setting: String,
     /// Direction of its connections: "active" or "passive".
     pub direction: String,
     /// How the timer is treated.
@@ -93,10 +91,7 @@ impl TunedTimer {
     /// One line for `status`; `now_ms` is in the same clock as [`TuneAnswer::at_ms`].
     pub fn line(&self, policy: &PolicyName, now_ms: u64) -> String {
         let Self {
-            setting,
-            direction,
-            state,
-            ..
+            direction, state, ..
         } = self;
         let set = match self.kind {
             TimerKind::Auto | TimerKind::Guarded => Value(self.value_us).to_string(),
@@ -104,7 +99,7 @@ impl TunedTimer {
         };
         let next = next_text(self.next, now_ms);
         let state = state.text();
-        format!("policy {policy}: {setting} {direction} {state}, {set}; next: {next}")
+        format!("policy {policy}: initial_rto {direction} {state}, {set}; next: {next}")
     }
 
     /// Whether an operator should know about the timer's state.
@@ -153,8 +148,6 @@ pub struct TransitionCount {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TransitionView {
-    /// The setting.
-    pub setting: String,
     /// Direction of its connections.
     pub direction: String,
     /// What happened.
@@ -172,11 +165,7 @@ impl TransitionView {
 
 impl std::fmt::Display for TransitionView {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{} {}: {}",
-            self.setting, self.direction, self.transition
-        )
+        write!(f, "initial_rto {}: {}", self.direction, self.transition)
     }
 }
 

@@ -91,10 +91,10 @@ impl Snapshot {
         let timers = tuned.timers().filter(|(_, timer)| is_short(timer));
         let line = |(name, timer): (&PolicyName, &TunedTimer)| {
             format!(
-                "policy {name}: {} {} is shorter than the path RTT: new connections have the \
+                "policy {name}: initial_rto {} is shorter than the path RTT: new connections have the \
                  kernel's own timer, fallback (spurious); raise it above the path RTT that \
                  rto-agent stats --policy {name} shows, or set it to \"auto\"",
-                timer.setting, timer.direction
+                timer.direction
             )
         };
         timers.map(line).collect()
