@@ -31,7 +31,6 @@ pub const HOST: HostFacts = HostFacts {
 /// A learnt timer of 48 ms, at time 1,000 s.
 pub fn timer(direction: &str, state: State) -> TunedTimer {
     TunedTimer {
-        setting: "initial_rto".to_owned(),
         direction: direction.to_owned(),
         kind: TimerKind::Auto,
         value_us: Some(48_000),

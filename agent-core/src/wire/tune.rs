@@ -63,8 +63,6 @@ pub struct TunedPolicy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TunedTimer {
-    /// The setting: "initial_rto".
-    pub setting: String,
     /// Direction of its connections: "active" or "passive".
     pub direction: String,
     /// How the timer is treated.
@@ -96,10 +94,10 @@ impl TunedTimer {
             TimerKind::Auto | TimerKind::Guarded => Value(self.value_us).to_string(),
             TimerKind::Advice => "not applied".to_owned(),
         };
-        let (setting, state) = (&self.setting, self.state.text());
+        let state = self.state.text();
         let next = next_text(self.next, now_ms);
         let direction = direction_text(&self.direction);
-        format!("policy {policy}, {direction}: {setting} {set}, {state}; next: {next}")
+        format!("policy {policy}, {direction}: initial_rto {set}, {state}; next: {next}")
     }
 
     /// Whether an operator should know about the timer's state.
@@ -148,8 +146,6 @@ pub struct TransitionCount {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TransitionView {
-    /// The setting.
-    pub setting: String,
     /// Direction of its connections.
     pub direction: String,
     /// What happened.
@@ -168,7 +164,7 @@ impl TransitionView {
 impl std::fmt::Display for TransitionView {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let direction = direction_text(&self.direction);
-        write!(f, "{direction} {}: {}", self.setting, self.transition)
+        write!(f, "{direction} initial_rto: {}", self.transition)
     }
 }
 

@@ -403,7 +403,6 @@ fn log(told: &TunedEvent) {
                 action = "tune",
                 source = "tuner",
                 %policy,
-                setting = view.setting,
                 direction = view.direction,
                 from = of.from.name(),
                 to = of.to.name(),

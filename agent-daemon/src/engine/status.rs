@@ -93,10 +93,9 @@ fn too_short(snapshot: &Snapshot) -> Vec<(PolicyName, String)> {
     let timers = tuned.timers().filter(|(_, timer)| is_short(timer));
     let line = |(name, timer): (&PolicyName, &TunedTimer)| {
         let problem = format!(
-            "policy {name}: {} {} is shorter than the path RTT of {} connections: new ones have \
+            "policy {name}: initial_rto {} is shorter than the path RTT of {} connections: new ones have \
              the kernel's own timer, fallback (spurious); raise it above the path RTT that \
              rto-agent stats --policy {name} shows, or set it to \"auto\"",
-            timer.setting,
             Value(timer.configured_us),
             direction_text(&timer.direction)
         );

@@ -205,7 +205,7 @@ impl Tuning {
             timers: self.decide(now, name, |policy| match action {
                 TuneAction::Freeze => policy.each(|timer| timer.tuner.freeze(now_ms)),
                 TuneAction::Resume => policy.each(|timer| timer.tuner.resume(now_ms)),
-                TuneAction::Reset => policy.reset(now_ms),
+                TuneAction::Reset => policy.each(|timer| Some(timer.tuner.reset(now_ms))),
             }),
             verdict,
         })

@@ -346,14 +346,6 @@ impl PolicyTuning {
         self.noted(all)
     }
 
-    /// Forgets what was learnt.
-    pub(super) fn reset(&mut self, now_ms: u64) -> Vec<(TimerId, Transition)> {
-        let timers = self.state.timers.iter_mut();
-        let all = timers.map(|(id, timer)| (*id, timer.tuner.reset(now_ms)));
-        let all = all.collect();
-        self.noted(all)
-    }
-
     fn noted(&mut self, all: Vec<(TimerId, Transition)>) -> Vec<(TimerId, Transition)> {
         for (id, transition) in &all {
             if let Some(timer) = self.state.timers.get_mut(id) {

@@ -19,13 +19,6 @@ pub(super) enum TimerId {
 }
 
 impl TimerId {
-    /// The setting's name in the configuration.
-    pub(super) const fn setting(self) -> &'static str {
-        match self {
-            Self::Active | Self::Passive => "initial_rto",
-        }
-    }
-
     /// The direction of the connections that use the timer.
     pub(super) const fn direction(self) -> &'static str {
         match self {

@@ -40,7 +40,6 @@ impl TimerId {
     /// The view of a transition of the timer.
     pub(super) fn transition(self, transition: Transition, now: Moment) -> TransitionView {
         TransitionView {
-            setting: self.setting().to_owned(),
             direction: self.direction().to_owned(),
             transition: now.transition(transition),
         }
@@ -71,7 +70,6 @@ impl TimerState {
         let tuner = &self.tuner;
         let configured = tuner.configured();
         TunedTimer {
-            setting: id.setting().to_owned(),
             direction: id.direction().to_owned(),
             kind: match (configured, self.is_set) {
                 (Some(_), _) => TimerKind::Guarded,

@@ -9,7 +9,6 @@ pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer) {
     let timers = tuned.timers().map(|(name, timer)| {
         let labels: Labels = vec![
             ("policy", name.to_string()),
-            ("setting", timer.setting.clone()),
             ("direction", timer.direction.clone()),
         ];
         (labels, timer)
@@ -75,7 +74,7 @@ mod tests {
         };
         let stats = rto_agent_core::wire::stats::StatsAnswer::default();
         let text = super::super::tests::rendered(&stats, &tuned, true);
-        let of = "policy=\"near\",setting=\"initial_rto\",direction=\"active\"";
+        let of = "policy=\"near\",direction=\"active\"";
         for line in [
             format!("rto_agent_tuned_seconds{{{of},kind=\"auto\"}} 0.024"),
             format!("rto_agent_guard_state{{{of},state=\"active\"}} 1.0"),
