@@ -9,7 +9,7 @@ use rto_agent_core::{
     progress::{self, Progress},
     wire::types::ReloadRequest,
 };
-use rto_agent_kernel::{datapath::BpfKernel, kernel::clock::boottime_ms};
+use rto_agent_kernel::{datapath, kernel::clock::boottime_ms};
 use tracing::{error, warn};
 
 use super::{
@@ -65,7 +65,7 @@ impl Actor {
         last_good: LastGood,
         channels: Channels,
     ) -> anyhow::Result<Self> {
-        let open: Open = Arc::new(|options| Ok(Box::new(BpfKernel::open(options)?)));
+        let open: Open = Arc::new(|options| Ok(Box::new(datapath::open(options)?)));
         Self::start_with(open, config, last_good, channels)
     }
 

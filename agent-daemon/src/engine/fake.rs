@@ -113,7 +113,7 @@ impl FakeHost {
         self.0.lock().unwrap()
     }
 
-    /// Opens it as [`super::BpfKernel::open`] does.
+    /// Opens it as [`rto_agent_kernel::datapath::open`] does.
     pub(crate) fn open(&self, options: Options) -> Box<dyn Kernel> {
         let found = if self.state().attached {
             Found::Adopted

@@ -39,8 +39,8 @@ mod error;
 
 pub use bpf::{
     BpfKernel, OBJECT, OtherProgram, PinnedEntry, PinnedMaps, connecting, drain, events, handover,
-    left_set, make_pin_dir, other_programs, pinned_maps, pinned_policy, pinned_program_ids, probe,
-    remove_kept_pins, remove_links, remove_pins, until_connected, walk,
+    left_set, make_pin_dir, open, other_programs, pinned_maps, pinned_policy, pinned_program_ids,
+    probe, remove_kept_pins, remove_links, remove_pins, until_connected, walk,
 };
 pub use error::{Cause, DatapathError};
 

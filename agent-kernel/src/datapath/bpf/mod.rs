@@ -5,6 +5,7 @@ mod accepted;
 mod attach;
 pub mod events;
 pub mod handover;
+mod interface;
 mod kernel;
 mod link;
 mod object;
@@ -25,6 +26,7 @@ mod write;
 
 pub use kernel::BpfKernel;
 pub use object::OBJECT;
+pub use open::open;
 pub use others::{OtherProgram, other_programs};
 pub use removal::{
     PinnedEntry, PinnedMaps, make_pin_dir, pinned_maps, pinned_policy, pinned_program_ids,

@@ -26,136 +26,134 @@ use crate::{
     kernel::pinned::Pinned,
 };
 
-impl BpfKernel {
-    /// Finds or creates the maps. Active policies do not change. If the same program is attached
-    /// with more capacity than requested (the tries had grown), it is adopted.
-    ///
-    /// # Errors
-    ///
-    /// If the pin directory cannot be used or a map cannot be created; pins created so far are
-    /// removed.
-    pub fn open(mut options: Options) -> Result<Self, DatapathError> {
-        let pin_dir = &options.pin_dir;
-        let pin_dir_error = |cause| DatapathError::PinDir {
-            path: pin_dir.clone(),
-            cause,
-        };
-        pins::create_pin_dir(pin_dir).map_err(pin_dir_error)?;
-        let mut pin_sets = pins::pin_sets(pin_dir).map_err(pin_dir_error)?;
-        remove_stale_staging(&mut pin_sets);
+/// Finds or creates the maps. Active policies do not change. If the same program is attached
+/// with more capacity than requested (the tries had grown), it is adopted.
+///
+/// # Errors
+///
+/// If the pin directory cannot be used or a map cannot be created; pins created so far are
+/// removed.
+pub fn open(mut options: Options) -> Result<BpfKernel, DatapathError> {
+    let pin_dir = &options.pin_dir;
+    let pin_dir_error = |cause| DatapathError::PinDir {
+        path: pin_dir.clone(),
+        cause,
+    };
+    pins::create_pin_dir(pin_dir).map_err(pin_dir_error)?;
+    let mut pin_sets = pins::pin_sets(pin_dir).map_err(pin_dir_error)?;
+    remove_stale_staging(&mut pin_sets);
 
-        let same = (0..=features::ALL).flat_map(|features| {
-            let options = Options {
-                features,
-                ..options.clone()
-            };
-            let constants = options.constants();
-            let sets = pins::with_capacity(&pin_sets, OBJECT, &constants, options.max_entries);
-            sets.into_iter()
-                .map(move |(room, dir)| (features, room, dir))
+    let same = (0..=features::ALL).flat_map(|features| {
+        let options = Options {
+            features,
+            ..options.clone()
+        };
+        let constants = options.constants();
+        let sets = pins::with_capacity(&pin_sets, OBJECT, &constants, options.max_entries);
+        sets.into_iter()
+            .map(move |(room, dir)| (features, room, dir))
+    });
+    let in_force = same
+        .collect::<Vec<_>>()
+        .into_iter()
+        .find_map(|(features, room, dir)| {
+            let link = Link::in_force(dir, &options.cgroup).filter(|link| link.is_of(dir))?;
+            if has_frozen(dir) {
+                return None;
+            }
+            let foreign = OwnMaps::pinned(dir)?.foreign_pin(dir);
+            if let Some(name) = foreign {
+                let path = dir.join(name);
+                tracing::warn!(
+                    "the pin {} is not the map that the attached program uses: re-creating the \
+                 pins",
+                    path.display()
+                );
+                return None;
+            }
+            let tables = Tables::open(dir).ok()?;
+            Some((features, room, dir.to_owned(), link, tables))
         });
-        let in_force = same
-            .collect::<Vec<_>>()
-            .into_iter()
-            .find_map(|(features, room, dir)| {
-                let link = Link::in_force(dir, &options.cgroup).filter(|link| link.is_of(dir))?;
-                if has_frozen(dir) {
-                    return None;
-                }
-                let foreign = OwnMaps::pinned(dir)?.foreign_pin(dir);
-                if let Some(name) = foreign {
-                    let path = dir.join(name);
-                    tracing::warn!(
-                        "the pin {} is not the map that the attached program uses: re-creating the \
-                     pins",
-                        path.display()
-                    );
-                    return None;
-                }
-                let tables = Tables::open(dir).ok()?;
-                Some((features, room, dir.to_owned(), link, tables))
-            });
-        let (found, dir, mut tables, former_hits, link) = match in_force {
-            Some((features, room, dir, link, tables)) => {
-                options.max_entries = room;
-                options.features = features;
-                (Found::Adopted, dir, tables, HashMap::new(), Some(link))
-            }
-            None => {
-                let staging = new_staging(&options.pin_dir)?;
-                let staged = Self::stage(&options, &pin_sets, &staging);
-                let (found, tables, former_hits) = staged.inspect_err(|_| {
-                    // The first error is returned; the next start removes a leftover directory.
-                    let _swept = pins::remove_pin_set(&staging);
-                })?;
-                (found, staging, tables, former_hits, None)
-            }
-        };
-        let policies = tables.read.policies()?;
-        let mut former_link = None;
-        if link.is_none() {
-            // Connections keep the policies that they began with.
-            for (_, policy) in &policies {
-                options.features |= policy.features();
-            }
-            let mut sets = pin_sets.iter();
-            former_link = sets.find_map(|g| Link::in_force(&g.path, &options.cgroup));
+    let (found, dir, mut tables, former_hits, link) = match in_force {
+        Some((features, room, dir, link, tables)) => {
+            options.max_entries = room;
+            options.features = features;
+            (Found::Adopted, dir, tables, HashMap::new(), Some(link))
         }
-        let slots = Slots::read(policies.into_iter());
-        events::silence(&dir)?;
-        tables.set_host_defaults(options.host_defaults)?;
-        Ok(Self {
-            missing_stats: prepare(&mut tables, &slots, options.statistics)?,
-            former_hits,
-            dir,
-            found,
-            tables,
-            slots,
-            was_in_force: link.is_some(),
-            link,
-            former_link,
-            unlinked: false,
-            hook: None,
-            options,
-        })
+        None => {
+            let staging = new_staging(&options.pin_dir)?;
+            let staged = stage(&options, &pin_sets, &staging);
+            let (found, tables, former_hits) = staged.inspect_err(|_| {
+                // The first error is returned; the next start removes a leftover directory.
+                let _swept = pins::remove_pin_set(&staging);
+            })?;
+            (found, staging, tables, former_hits, None)
+        }
+    };
+    let policies = tables.read.policies()?;
+    let mut former_link = None;
+    if link.is_none() {
+        // Connections keep the policies that they began with.
+        for (_, policy) in &policies {
+            options.features |= policy.features();
+        }
+        let mut sets = pin_sets.iter();
+        former_link = sets.find_map(|g| Link::in_force(&g.path, &options.cgroup));
     }
+    let slots = Slots::read(policies.into_iter());
+    events::silence(&dir)?;
+    tables.set_host_defaults(options.host_defaults)?;
+    Ok(BpfKernel {
+        missing_stats: prepare(&mut tables, &slots, options.statistics)?,
+        former_hits,
+        dir,
+        found,
+        tables,
+        slots,
+        was_in_force: link.is_some(),
+        link,
+        former_link,
+        unlinked: false,
+        hook: None,
+        options,
+    })
+}
 
-    /// Pins in `staging` the maps of the newest usable pin set, and creates the missing ones. If
-    /// the tries are new, also returns the hits of the former tries.
-    fn stage(
-        options: &Options,
-        pin_sets: &[pins::PinSet],
-        staging: &Path,
-    ) -> Result<(Found, Tables, HashMap<Cidr, u32>), DatapathError> {
-        let mut kept = Kept::Nothing;
-        let mut former_hits = HashMap::new();
-        // An earlier detach kept a set without a link if it could not restore all sockets, because
-        // the set's maps contain their former options. A set that is attached takes precedence.
-        let of_layout = pin_sets.iter().filter(|g| g.layout == Some(LAYOUT_VERSION));
-        let (in_force, kept_maps): (Vec<_>, Vec<_>) = of_layout.partition(|g| is_in_use(&g.path));
-        for set in in_force.into_iter().chain(kept_maps) {
-            let former_tries;
-            (kept, former_tries) = keep_maps(&set.path, staging, &options.load_params())?;
-            if let Some(tries) = former_tries {
-                match tries.hits() {
-                    Ok(hits) => former_hits = hits.into_iter().collect(),
-                    Err(e) => tracing::warn!("the hits of entries are lost: {e}"),
-                }
-            }
-            if kept != Kept::Nothing {
-                break;
+/// Pins in `staging` the maps of the newest usable pin set, and creates the missing ones. If
+/// the tries are new, also returns the hits of the former tries.
+fn stage(
+    options: &Options,
+    pin_sets: &[pins::PinSet],
+    staging: &Path,
+) -> Result<(Found, Tables, HashMap<Cidr, u32>), DatapathError> {
+    let mut kept = Kept::Nothing;
+    let mut former_hits = HashMap::new();
+    // An earlier detach kept a set without a link if it could not restore all sockets, because
+    // the set's maps contain their former options. A set that is attached takes precedence.
+    let of_layout = pin_sets.iter().filter(|g| g.layout == Some(LAYOUT_VERSION));
+    let (in_force, kept_maps): (Vec<_>, Vec<_>) = of_layout.partition(|g| is_in_use(&g.path));
+    for set in in_force.into_iter().chain(kept_maps) {
+        let former_tries;
+        (kept, former_tries) = keep_maps(&set.path, staging, &options.load_params())?;
+        if let Some(tries) = former_tries {
+            match tries.hits() {
+                Ok(hits) => former_hits = hits.into_iter().collect(),
+                Err(e) => tracing::warn!("the hits of entries are lost: {e}"),
             }
         }
-        let found = match (kept, pin_sets.is_empty()) {
-            (Kept::All | Kept::Some, _) => Found::MapsKept,
-            (Kept::Nothing, true) => Found::Nothing,
-            (Kept::Nothing, false) => Found::Replaced,
-        };
-        if kept != Kept::All {
-            object::load(Some(staging), &options.load_params())?;
+        if kept != Kept::Nothing {
+            break;
         }
-        Ok((found, Tables::open(staging)?, former_hits))
     }
+    let found = match (kept, pin_sets.is_empty()) {
+        (Kept::All | Kept::Some, _) => Found::MapsKept,
+        (Kept::Nothing, true) => Found::Nothing,
+        (Kept::Nothing, false) => Found::Replaced,
+    };
+    if kept != Kept::All {
+        object::load(Some(staging), &options.load_params())?;
+    }
+    Ok((found, Tables::open(staging)?, former_hits))
 }
 
 /// Which maps [`keep_maps`] kept.
