@@ -79,9 +79,8 @@ impl<'a> Stage<'a> {
             let (_, homepage) = WORDS[1];
             let lines = text.split_inclusive('\n');
             // No link to a repository that does not exist.
-            let lines = lines.filter(|line| {
-                !(homepage.contains(PLACEHOLDER) && line.starts_with("homepage:"))
-            });
+            let lines = lines
+                .filter(|line| !(homepage.contains(PLACEHOLDER) && line.starts_with("homepage:")));
             let text: String = lines.collect();
             let filled = WORDS
                 .iter()
