@@ -405,7 +405,10 @@ mod tests {
         let (mut harms, begin) = (following(40), Instant::now());
         let read = [(0, PolicyStats::default()), (5, active(stats).into())];
         assert_eq!(noted(&mut harms, begin, &read), (0, 1));
-        let warnings = |active: &[PolicyName]| harms.report(&active.iter().cloned().collect()).1;
+        let warnings = |active: &[PolicyName]| {
+            let active = active.iter().cloned().collect();
+            harms.report(&active, &BTreeSet::new()).1
+        };
         let text = "policy near: the kernel refused TCP_RTO_MIN_US 2 times";
         assert_eq!(warnings(&[near()]), [text]);
         assert!(warnings(&[]).is_empty() && harms.read_at_s().is_some());
