@@ -414,6 +414,9 @@ pub struct Explain {
 /// `rto-agent advise`.
 #[derive(Debug, Args)]
 #[command(
+    override_usage = "rto-agent advise [OPTIONS] <CIDR|ADDRESS>\n       \
+                      rto-agent advise [OPTIONS] --policy <NAME> [--prometheus <URL>]\n       \
+                      rto-agent advise [OPTIONS] --samples <FILE>",
     group = clap::ArgGroup::new("evidence")
         .required(true)
         .multiple(true)

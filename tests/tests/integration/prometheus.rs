@@ -49,15 +49,16 @@ impl Fleet {
         [&self.env, &self.other]
     }
 
-    /// Makes a connection in each cgroup.
-    fn connect(&self) -> anyhow::Result<()> {
-        for agent in self.agents() {
-            let (netns, cgroup) = (&self.env.net.client, agent.cgroup.path());
-            let address = to(SERVER_V4, PORT);
-            let client = Traffic::connect(netns, Some(cgroup), address, Connect::default())?;
-            assert_eq!(client.outcome()?.result, "connected");
-        }
-        Ok(())
+    /// Starts to make connections in each cgroup, ten a second, which end when this is dropped.
+    fn traffic(&self) -> anyhow::Result<Vec<Arrivals>> {
+        let started = |agent: &Agent| {
+            let clients = Clients::new(to(SERVER_V4, PORT), Duration::from_millis(100));
+            let (netns, cgroup) = (&self.env.net.client, Some(agent.cgroup.path()));
+            let mut clients = Arrivals::start(netns, cgroup, &clients)?;
+            clients.begin(10_000)?;
+            Ok(clients)
+        };
+        self.agents().into_iter().map(started).collect()
     }
 
     fn prometheus(&self, histograms: Histograms) -> anyhow::Result<Prometheus> {
@@ -126,8 +127,9 @@ fn panels(histograms: Histograms) -> anyhow::Result<()> {
         agent.cli(&["tune", "freeze", "near"])?;
         agent.cli(&["tune", "resume", "near"])?;
     }
-    let _server = fleet.env.serve(to(SERVER_V4, PORT))?;
+    let _server = fleet.env.echo_server(to(SERVER_V4, PORT))?;
     let prometheus = fleet.prometheus(histograms)?;
+    let traffic = fleet.traffic()?;
     // Recording rules must have samples too; alerts do not fire.
     let rules = prometheus.rules("record")?;
     let recorded = rules.iter().filter_map(|rule| rule["name"].as_str());
@@ -147,9 +149,8 @@ fn panels(histograms: Histograms) -> anyhow::Result<()> {
     without.extend(panels.map(|query| filled(query, &host, "10s")));
     eventually_seen(
         "series of every panel and rule",
-        TIMEOUT,
+        3 * TIMEOUT,
         || {
-            fleet.connect()?;
             let mut left = Vec::new();
             for query in std::mem::take(&mut without) {
                 if prometheus.query(&query)?.is_empty() {
@@ -161,6 +162,7 @@ fn panels(histograms: Histograms) -> anyhow::Result<()> {
         },
         Vec::is_empty,
     )?;
+    drop(traffic);
     let buckets = prometheus.query("rto_agent_connect_time_seconds_bucket")?;
     assert_eq!(buckets.is_empty(), histograms == Histograms::Native);
     // The control: an unknown metric has no samples.

@@ -254,9 +254,10 @@ mod tests {
         assert_eq!(settings.settings["holdout"], "0.5%");
         assert_eq!(settings.settings["rto_min"], "8ms");
         let lines: Vec<_> = text(&all, Some(40)).lines().map(str::to_owned).collect();
-        assert_eq!(lines[0], "CIDR         POLICY  SOURCE   HITS  SET…");
-        assert_eq!(lines[1], "10.1.0.0/16  near    file     3     hol…");
-        assert_eq!(lines[2], "10.2.0.0/16  near    runtime  0     hol…");
+        assert_eq!(lines[0], "CIDR         POLICY  SOURCE   HITS");
+        assert_eq!(lines[1], "10.1.0.0/16  near    file     3");
+        assert_eq!(lines[2], "10.2.0.0/16  near    runtime  0");
+        assert_eq!(lines[3], "(1 column more: --wide)");
         let cidrs = |wanted: &Wanted| {
             let left = left(wanted);
             let cidrs = left.entries.iter().map(|entry| entry.cidr.to_string());
