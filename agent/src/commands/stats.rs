@@ -162,7 +162,7 @@ fn text(answer: &StatsAnswer, look: &Look) -> String {
     text
 }
 
-const COLUMNS: usize = 19;
+const COLUMNS: usize = 20;
 const HEADER: [&str; COLUMNS] = [
     "POLICY",
     "DIRECTION",
@@ -179,6 +179,7 @@ const HEADER: [&str; COLUMNS] = [
     "DATA RETRANS",
     "RTOS",
     "TLPS",
+    "DATA SAVED",
     "PATH P99",
     "RTT P50",
     "RTT P99",
@@ -186,7 +187,7 @@ const HEADER: [&str; COLUMNS] = [
 ];
 /// Columns by importance, for a terminal without room for all of them. Harm comes before what is gained.
 const IMPORTANCE: [usize; COLUMNS] = [
-    0, 1, 2, 3, 8, 5, 6, 4, 11, 7, 12, 13, 14, 15, 17, 18, 16, 10, 9,
+    0, 1, 2, 3, 8, 5, 6, 4, 11, 7, 12, 13, 14, 15, 16, 18, 19, 17, 10, 9,
 ];
 
 fn overview(answer: &StatsAnswer, look: &Look) -> String {
@@ -262,6 +263,7 @@ fn row(title: String, direction: &str, stats: &DirectionStats) -> [String; COLUM
         stats.segments_retransmitted.to_string(),
         stats.rtos.iter().sum::<u64>().to_string(),
         stats.tail_loss_probes.to_string(),
+        data_saved(stats),
         quantile(&stats.path_rtt, 0.99),
         quantile(&stats.srtt, 0.5),
         quantile(&stats.srtt, 0.99),
@@ -274,10 +276,22 @@ fn saved(direction: &str, stats: &DirectionStats) -> String {
     if direction == "passive" {
         return "-".to_owned();
     }
-    if stats.time_lost_us > stats.time_saved_us {
-        return format!("-{}", time(stats.time_lost_us - stats.time_saved_us));
+    difference(stats.time_saved_us, stats.time_lost_us)
+}
+
+/// Unknown where the gain of no retransmission could be bounded.
+fn data_saved(stats: &DirectionStats) -> String {
+    match (stats.data_time_saved_us, stats.data_time_lost_us) {
+        (0, 0) => "-".to_owned(),
+        (saved, lost) => difference(saved, lost),
     }
-    time(stats.time_saved_us - stats.time_lost_us)
+}
+
+fn difference(saved_us: u64, lost_us: u64) -> String {
+    if lost_us > saved_us {
+        return format!("-{}", time(lost_us - saved_us));
+    }
+    time(saved_us - lost_us)
 }
 
 pub(super) fn quantile(histogram: &HistogramView, share: f64) -> String {
