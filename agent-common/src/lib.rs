@@ -392,10 +392,10 @@ pub struct Counters {
     /// Connections with a loss whose callbacks another program had overwritten: the program has not seen all of their
     /// losses, and cannot prove that it set their timers.
     pub callbacks_lost: u64,
-    /// How much earlier the retransmissions of established connections that were acknowledged were sent than with an
-    /// rto_min of the kernel's own, microseconds ([`series`]). Never above the truth.
+    /// How much earlier established connections got an answer than with the kernel's own rto_min, microseconds
+    /// ([`series`]).
     pub data_time_saved_us: u64,
-    /// How much later, microseconds.
+    /// At most how much later, microseconds. The difference of both is never above the truth.
     pub data_time_lost_us: u64,
 }
 

@@ -75,8 +75,8 @@ pub(crate) fn watch_end(ctx: &SockOpsContext, tally: Tally) {
 
 /// Requests RTT_CB.
 #[inline(always)]
-pub(crate) fn watch_rtt(ctx: &SockOpsContext, tally: Tally) {
-    add(ctx, RTT_CB_FLAG, tally);
+pub(crate) fn watch_rtt(ctx: &SockOpsContext) {
+    add(ctx, RTT_CB_FLAG, Tally::NOBODY);
 }
 
 /// Whether a connecting socket may have storage, judged by its callbacks.
@@ -255,7 +255,7 @@ pub(crate) fn retransmitted(ops: *mut bpf_sock_ops) -> u32 {
     let lost = unsafe { read(&raw const (*ctx.ops).lost_out) };
     let kind = if lost == 0 {
         tally.add(Counter::TAIL_LOSS_PROBES, 1);
-        series::probed(ctx, state, tally);
+        series::probed(ctx, state);
         kind::TLP
     } else {
         let segments = argument(ctx, 1);

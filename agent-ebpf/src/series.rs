@@ -3,7 +3,7 @@
 //! Nothing is counted where the kernel's own timers are not known: before Linux 6.11, with an rto_min of the route,
 //! after a timeout without a probe before it, and where a probe's timer depends on more than rto_min.
 
-use aya_ebpf::programs::SockOpsContext;
+use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
     Remembered, SockOpt, SocketState,
     series::{Interval, Series},
@@ -15,35 +15,59 @@ use crate::{
     hook,
     kernel_sock::{self, DataTimer},
     options::{KERNEL, Target},
-    socket, syn_ack_rto,
+    socket, storage, syn_ack_rto,
     tables::Tally,
 };
 
-/// A tail loss probe: begins a series.
+/// A tail loss probe: begins a series. The caller uses neither the schedule nor its flag afterwards.
 #[inline(always)]
-pub(crate) fn probed(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
-    if !kernel_sock::knows_data_timers() {
-        return;
-    }
-    state.flags &= !socket_flags::SERIES;
-    let Some(rto_min_us) = state.options.rto_min.value() else {
-        return;
-    };
-    begin(ctx, state, rto_min_us);
-    if state.flags & socket_flags::SERIES != 0 {
-        // RTT_CB ends it.
-        hook::watch_rtt(ctx, tally);
+pub(crate) fn probed(ctx: &SockOpsContext, state: &SocketState) {
+    if kernel_sock::knows_data_timers() && state.options.rto_min.is_set() {
+        rto_series(ctx.ops, PROBE);
     }
 }
 
-#[inline(never)]
-fn begin(ctx: &SockOpsContext, state: &mut SocketState, rto_min_us: u32) -> u32 {
-    let timer = DataTimer::of(ctx);
-    if timer.rto == 0 {
-        return 0;
+/// A retransmission timeout; the caller as above.
+#[inline(always)]
+pub(crate) fn timed_out(ctx: &SockOpsContext, state: &SocketState) {
+    if kernel_sock::knows_data_timers() && state.flags & socket_flags::SERIES != 0 {
+        rto_series(ctx.ops, TIMEOUT);
     }
+}
+
+/// An RTT sample: ends the series, and counts its gain. The caller as above.
+#[inline(always)]
+pub(crate) fn answered(ctx: &SockOpsContext, state: &SocketState, tally: Tally) {
+    if kernel_sock::knows_data_timers() && state.flags & socket_flags::SERIES != 0 {
+        rto_series_answered(ctx.ops, tally.key());
+    }
+}
+
+/// What has been sent, for [`rto_series`].
+const PROBE: u32 = 0;
+const TIMEOUT: u32 = 1;
+
+/// Begins or continues the series of a context's socket. A global function: see `tables`.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_series(ops: *mut bpf_sock_ops, sent: u32) -> u32 {
+    // SAFETY: the callers do not use what this changes.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    let ctx = &ctx;
+    let Some(state) = storage.find() else {
+        return 0;
+    };
+    let timer = DataTimer::of(ctx);
     let kernel = interval(ctx, state, timer);
     let now_us = now_us();
+    if sent == TIMEOUT {
+        let mut series = state.schedule.series();
+        series.timed_out(now_us, &kernel);
+        state.schedule.keep(series);
+        return 0;
+    }
+    state.flags &= !socket_flags::SERIES;
+    let rto_min_us = state.options.rto_min.value().unwrap_or(0);
     let two_rtts_us = 2 * socket::srtt_us(ctx);
     let dsacks = socket::dsacks(ctx);
     // The timer of a probe is two round trips, and rto_min if only one segment is in flight, else two jiffies; and at
@@ -60,40 +84,32 @@ fn begin(ctx: &SockOpsContext, state: &mut SocketState, rto_min_us: u32) -> u32 
         }
         Series::probed_alike(now_us, &kernel, dsacks)
     };
-    state.schedule.keep(series);
-    state.flags |= socket_flags::SERIES;
+    if timer.rto != 0 {
+        state.schedule.keep(series);
+        state.flags |= socket_flags::SERIES;
+        // RTT_CB ends it.
+        hook::watch_rtt(ctx);
+    }
     0
 }
 
-/// A retransmission timeout.
-#[inline(always)]
-pub(crate) fn timed_out(ctx: &SockOpsContext, state: &mut SocketState) {
-    if kernel_sock::knows_data_timers() && state.flags & socket_flags::SERIES != 0 {
-        again(ctx, state);
-    }
-}
-
+/// Ends the series of a context's socket. A global function: see `tables`.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn again(ctx: &SockOpsContext, state: &mut SocketState) -> u32 {
-    let kernel = interval(ctx, state, DataTimer::of(ctx));
-    let mut series = state.schedule.series();
-    series.timed_out(now_us(), &kernel);
-    state.schedule.keep(series);
-    0
-}
-
-/// An RTT sample: ends the series, and counts its gain.
-#[inline(always)]
-pub(crate) fn answered(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
-    if !kernel_sock::knows_data_timers() || state.flags & socket_flags::SERIES == 0 {
-        return;
-    }
+extern "C" fn rto_series_answered(ops: *mut bpf_sock_ops, tally: u32) -> u32 {
+    // SAFETY: as above.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    let ctx = &ctx;
+    let Some(state) = storage.find() else {
+        return 0;
+    };
     state.flags &= !socket_flags::SERIES;
     let series = state.schedule.series();
     // Another program may have overwritten the sample, which is then not the time since the retransmission.
     let gain_us = series.answered(now_us(), hook::argument(ctx, 0), socket::dsacks(ctx));
     let counters = [Counter::DATA_TIME_SAVED, Counter::DATA_TIME_LOST];
-    tally.add_gain(counters, gain_us.into());
+    Tally::of_key(tally).add_gain(counters, gain_us.into());
+    0
 }
 
 /// The kernel's own timer: its RTO is the smoothed RTT and at least its rto_min (`tcp_set_rto()`, Linux 6.18).

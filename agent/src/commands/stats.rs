@@ -276,22 +276,21 @@ fn saved(direction: &str, stats: &DirectionStats) -> String {
     if direction == "passive" {
         return "-".to_owned();
     }
-    difference(stats.time_saved_us, stats.time_lost_us)
+    if stats.time_lost_us > stats.time_saved_us {
+        return format!("-{}", time(stats.time_lost_us - stats.time_saved_us));
+    }
+    time(stats.time_saved_us - stats.time_lost_us)
 }
 
-/// Unknown where the gain of no retransmission could be bounded.
+/// Unknown if what was lost at most is more than what was saved: the truth may be on either side of 0.
 fn data_saved(stats: &DirectionStats) -> String {
-    match (stats.data_time_saved_us, stats.data_time_lost_us) {
-        (0, 0) => "-".to_owned(),
-        (saved, lost) => difference(saved, lost),
+    match stats
+        .data_time_saved_us
+        .saturating_sub(stats.data_time_lost_us)
+    {
+        0 => "-".to_owned(),
+        us => time(us),
     }
-}
-
-fn difference(saved_us: u64, lost_us: u64) -> String {
-    if lost_us > saved_us {
-        return format!("-{}", time(lost_us - saved_us));
-    }
-    time(saved_us - lost_us)
 }
 
 pub(super) fn quantile(histogram: &HistogramView, share: f64) -> String {
