@@ -99,6 +99,10 @@ pub struct SocketTypes {
     pub net_syn_retries: u32,
     /// `net.ipv4.sysctl_tcp_syn_linear_timeouts`, u8 (Linux 6.5); 0: the kernel has no such field.
     pub net_syn_linear_timeouts: u32,
+    /// `net.ipv4.sysctl_tcp_rto_min_us`, u32 (Linux 6.11); 0: the kernel has no such field.
+    pub net_rto_min: u32,
+    /// `net.ipv4.sysctl_tcp_thin_linear_timeouts`, u8 (Linux 5.15).
+    pub net_thin_linear: u32,
     /// `inet_connection_sock.icsk_rto_max`, u32, jiffies (Linux 6.15); 0: the kernel has no such field.
     pub rto_max: u32,
     /// `tcp_sock.retrans_stamp`, u32: when the first SYN was sent, milliseconds or microseconds.
@@ -137,7 +141,7 @@ impl SocketTypes {
 
     /// The values in the order of [`crate::globals::SOCKET_TYPES`].
     #[must_use]
-    pub const fn values(&self) -> [u32; 26] {
+    pub const fn values(&self) -> [u32; 28] {
         [
             self.is_mptcp,
             self.fastopen_req,
@@ -155,6 +159,8 @@ impl SocketTypes {
             self.retransmits,
             self.net_syn_retries,
             self.net_syn_linear_timeouts,
+            self.net_rto_min,
+            self.net_thin_linear,
             self.rto_max,
             self.retrans_stamp,
             self.timer_expires,
@@ -218,7 +224,7 @@ mod tests {
             assert_eq!(offsets.values()[i], value, "{name}");
         }
         // SAFETY: as above.
-        let types: SocketTypes = unsafe { core::mem::transmute(numbers::<26>()) };
+        let types: SocketTypes = unsafe { core::mem::transmute(numbers::<28>()) };
         for (i, (name, value)) in fields(&format!("{types:?}")).into_iter().enumerate() {
             let (_, of) = globals::SOCKET_TYPES[i].split_once('_').unwrap();
             assert_eq!(of, name);

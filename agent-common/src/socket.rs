@@ -1,6 +1,6 @@
 //! Per-socket state that lasts between callbacks.
 
-use crate::{event::COMM_LEN, syn::Attempt};
+use crate::{event::COMM_LEN, series::Series, syn::Attempt};
 
 /// Per-socket state that lasts between callbacks (value of `SOCKETS`). Most connections have none: see
 /// [`crate::policy_flags::STORED`].
@@ -19,7 +19,7 @@ pub struct SocketState {
     pub handshake: Handshake,
     /// Options that the program has set on the socket, or will set.
     pub options: Options,
-    /// The SYN schedule while the socket connects.
+    /// The SYN schedule while the socket connects; after that its [`Series`] of timeouts ([`Schedule::series`]).
     pub schedule: Schedule,
     /// State for statistics and events.
     pub watch: Watch,
@@ -47,6 +47,30 @@ pub struct Schedule {
     pub retries: u8,
     /// Bits of [`schedule_flags`].
     pub flags: u16,
+}
+
+impl Schedule {
+    /// The series of an established connection, if [`socket_flags::SERIES`] is set. It has no memory of its own, so that
+    /// the storage fits its allocation class. Only `attempt.start` is still needed then.
+    #[inline(always)]
+    #[must_use]
+    pub const fn series(&self) -> Series {
+        Series {
+            start_us: self.attempt.answered,
+            last_us: self.user_timeout_ms,
+            gain_us: self.own_user_timeout_ms.cast_signed(),
+            dsacks: self.rto_max_ms,
+        }
+    }
+
+    /// Keeps the series of an established connection.
+    #[inline(always)]
+    pub const fn keep(&mut self, series: Series) {
+        self.attempt.answered = series.start_us;
+        self.user_timeout_ms = series.last_us;
+        self.own_user_timeout_ms = series.gain_us.cast_unsigned();
+        self.rto_max_ms = series.dsacks;
+    }
 }
 
 /// Bits of [`Schedule::flags`].
@@ -177,6 +201,8 @@ pub mod socket_flags {
     /// From its first loss until it is established or has failed, the socket has a [`super::Schedule`], and is counted
     /// in [`crate::maps::SCHEDULES`].
     pub const SYN_SCHEDULE: u32 = 1 << 4;
+    /// The connection is established, and a [`crate::series`] of timeouts has begun.
+    pub const SERIES: u32 = 1 << 5;
 }
 
 /// Bits of [`Options::settled`].
@@ -263,18 +289,33 @@ mod tests {
     #[test]
     fn a_bit_has_one_meaning() {
         use socket_flags::*;
-        const ALL: [u32; 5] = [
+        const ALL: [u32; 6] = [
             UNCOUNTED,
             KERNEL_TIMERS,
             LINEAR_OFF,
             CONNECTING,
             SYN_SCHEDULE,
+            SERIES,
         ];
         let mut seen = 0;
         for bit in ALL {
             assert_eq!((bit.count_ones(), seen & bit), (1, 0));
             seen |= bit;
         }
+    }
+
+    #[test]
+    fn series_is_read_as_it_was_kept() {
+        let series = Series {
+            start_us: 1,
+            last_us: u32::MAX,
+            gain_us: -2,
+            dsacks: 3,
+        };
+        let mut schedule = Schedule::default();
+        schedule.attempt.start = 4;
+        schedule.keep(series);
+        assert_eq!((schedule.series(), schedule.attempt.start), (series, 4));
     }
 
     #[test]

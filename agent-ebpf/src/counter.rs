@@ -55,6 +55,10 @@ impl Counter {
     pub const FALLBACKS: Self = Self(offset_of!(Counters, fallbacks));
     /// [`Counters::callbacks_lost`].
     pub const CALLBACKS_LOST: Self = Self(offset_of!(Counters, callbacks_lost));
+    /// [`Counters::data_time_saved_us`].
+    pub const DATA_TIME_SAVED: Self = Self(offset_of!(Counters, data_time_saved_us));
+    /// [`Counters::data_time_lost_us`].
+    pub const DATA_TIME_LOST: Self = Self(offset_of!(Counters, data_time_lost_us));
     /// [`Counters::rtos`] after this number of consecutive timeouts; higher numbers belong to the last step.
     #[inline(always)]
     #[must_use]
@@ -144,6 +148,8 @@ mod tests {
             Counter::ABORTED_AFTER_LOSS,
             Counter::FALLBACKS,
             Counter::CALLBACKS_LOST,
+            Counter::DATA_TIME_SAVED,
+            Counter::DATA_TIME_LOST,
         ];
         let mut seen = [false; size_of::<Counters>() / size_of::<u64>()];
         let failures = SockOpt::NAMES

@@ -15,6 +15,7 @@ use crate::{
     discovery, fallback,
     hook::{self, argument},
     options::{self, Target},
+    series,
     socket::{self, read},
     storage, syn_ack_rto, syn_schedule,
     tables::{self, Tally, Times},
@@ -203,17 +204,9 @@ extern "C" fn rto_saved(arm: u32, start: u32, before_us: u32, last_us: u32) -> u
         .next;
     let kernels_us = u64::from(slot - 1) * u64::from(syn_ack_rto::microseconds(1));
     let saved_us = kernels_us.cast_signed() - i64::from(last_us);
-    count_gain(Tally::of(arm, direction::ACTIVE), saved_us);
+    let counters = [Counter::TIME_SAVED, Counter::TIME_LOST];
+    Tally::of(arm, direction::ACTIVE).add_gain(counters, saved_us);
     0
-}
-
-#[inline(always)]
-fn count_gain(tally: Tally, gain_us: i64) {
-    if gain_us >= 0 {
-        tally.add(Counter::TIME_SAVED, gain_us.unsigned_abs());
-    } else {
-        tally.add(Counter::TIME_LOST, gain_us.unsigned_abs());
-    }
 }
 
 /// RTT_CB: a round-trip time was measured, at most one per round trip. The kernel has already included it in the
@@ -230,6 +223,7 @@ pub(crate) fn rtt_sample(ops: *mut bpf_sock_ops) -> u32 {
     if tables::has(features::RTO_RESTART) && state.options.restart_hz != 0 {
         restart(ctx, state, tally);
     }
+    series::answered(ctx, state, tally);
     if state.handshake.in_question != 0 {
         note_sample(ctx, &mut state.handshake);
         reconsider(ctx, state, tally, false);
@@ -353,7 +347,7 @@ fn count_end(ctx: &SockOpsContext, state: &mut SocketState, change: Change) {
         if change == Change::Aborted {
             tally.add(Counter::ABORTED_AFTER_LOSS, 1);
         }
-        if socket::has_dsacks(ctx) {
+        if socket::dsacks(ctx) != 0 {
             tally.add(Counter::DSACK_CONNECTIONS, 1);
         }
     }

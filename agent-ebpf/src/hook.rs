@@ -12,6 +12,7 @@ use rto_agent_ebpf::counter::Counter;
 use crate::{
     events, handshake,
     options::Target,
+    series,
     socket::{self, read},
     storage,
     tables::{self, Tally},
@@ -70,6 +71,12 @@ pub(crate) fn mark_stored(ctx: &SockOpsContext, tally: Tally) {
 #[inline(always)]
 pub(crate) fn watch_end(ctx: &SockOpsContext, tally: Tally) {
     add(ctx, STATE_CB_FLAG, tally);
+}
+
+/// Requests RTT_CB.
+#[inline(always)]
+pub(crate) fn watch_rtt(ctx: &SockOpsContext) {
+    add(ctx, RTT_CB_FLAG, Tally::NOBODY);
 }
 
 /// Whether a connecting socket may have storage, judged by its callbacks.
@@ -173,6 +180,7 @@ pub(crate) fn rto(ops: *mut bpf_sock_ops) -> u32 {
         return 0;
     }
     tally.add(Counter::rtos(tables::step(before)), 1);
+    series::timed_out(ctx, state);
     note_loss(ctx, state);
     let linear_retries = state.options.linear_retries;
     if linear_retries != 0 {
@@ -247,6 +255,7 @@ pub(crate) fn retransmitted(ops: *mut bpf_sock_ops) -> u32 {
     let lost = unsafe { read(&raw const (*ctx.ops).lost_out) };
     let kind = if lost == 0 {
         tally.add(Counter::TAIL_LOSS_PROBES, 1);
+        series::probed(ctx, state);
         kind::TLP
     } else {
         let segments = argument(ctx, 1);

@@ -32,6 +32,8 @@ offsets! {
     OFFSET_RETRANSMITS
     OFFSET_NET_SYN_RETRIES
     OFFSET_NET_SYN_LINEAR_TIMEOUTS
+    OFFSET_NET_RTO_MIN
+    OFFSET_NET_THIN_LINEAR
     OFFSET_RTO_MAX
     OFFSET_RETRANS_STAMP
     OFFSET_TIMER_EXPIRES
@@ -273,36 +275,97 @@ pub(crate) fn was_accepted(ctx: &SockOpsContext) -> bool {
 #[inline(always)]
 pub(crate) fn initial_window(ctx: &SockOpsContext) -> u32 {
     const TCP_INIT_CWND: u32 = 10;
-    /// `RTAX_INITCWND`, which counts from 1.
-    const INITCWND: usize = 11;
+    const RTAX_INITCWND: usize = 11;
+    match metric::<RTAX_INITCWND>(ctx) {
+        0 | UNKNOWN => TCP_INIT_CWND,
+        window => window,
+    }
+}
+
+/// A metric of the socket's route, by its number (`RTAX_*`, include/uapi/linux/rtnetlink.h); [`UNKNOWN`] if it cannot be
+/// read (before Linux 6.2).
+#[inline(always)]
+fn metric<const NUMBER: usize>(ctx: &SockOpsContext) -> u32 {
     let (dst_cache, metrics, dst_metrics) = (
         constant(&OFFSET_DST_CACHE),
         constant(&OFFSET_METRICS),
         constant(&TYPE_DST_METRICS),
     );
     if dst_cache == 0 || metrics == 0 || dst_metrics == 0 {
-        return TCP_INIT_CWND;
+        return UNKNOWN;
     }
     let tcp = socket::kernel_tcp_sock(ctx);
     if tcp.is_null() {
-        return TCP_INIT_CWND;
+        return UNKNOWN;
     }
     // SAFETY: a TCP socket, not null; the verifier makes loads through pointers read from it safe.
     unsafe {
         let dst: *const c_void = field(tcp, &OFFSET_DST_CACHE);
         if dst.is_null() {
-            return TCP_INIT_CWND;
+            return UNKNOWN;
         }
         // The two lowest bits are flags (`DST_METRICS_FLAGS`).
         let address = field::<usize>(dst, &OFFSET_METRICS) & !3;
         let table = rdonly_cast(core::ptr::with_exposed_provenance(address), dst_metrics);
         if table.is_null() {
-            return TCP_INIT_CWND;
+            return UNKNOWN;
         }
-        match read(table.cast::<u32>().add(INITCWND - 1)) {
-            0 => TCP_INIT_CWND,
-            window => window,
+        // The numbers count from 1.
+        read(table.cast::<u32>().add(NUMBER - 1))
+    }
+}
+
+/// Whether the kernel's own retransmission timers of established connections are known: Linux 6.11, which is also new
+/// enough to pass RTT samples to the program.
+#[inline(always)]
+pub(crate) fn knows_data_timers() -> bool {
+    constant(&OFFSET_NET_RTO_MIN) != 0
+        && constant(&OFFSET_NET_THIN_LINEAR) != 0
+        && constant(&OFFSET_NET) != 0
+        && constant(&OFFSET_RTO) != 0
+}
+
+/// What decides the retransmission timer of an established connection.
+#[derive(Clone, Copy)]
+pub(crate) struct DataTimer {
+    /// The RTO, jiffies; 0 if the kernel's structs cannot be read, or if the route has an rto_min, which neither the
+    /// policy nor a sysctl changes (`tcp_rto_min()`, Linux 6.18).
+    pub(crate) rto: u32,
+    /// `tcp_rto_min_us` of the socket's namespace.
+    pub(crate) net_rto_min_us: u32,
+    /// `tcp_thin_linear_timeouts` of the socket's namespace.
+    pub(crate) net_is_linear: bool,
+}
+
+impl DataTimer {
+    /// Reads the fields of a context's socket.
+    #[inline(always)]
+    pub(crate) fn of(ctx: &SockOpsContext) -> Self {
+        const RTAX_LOCK: usize = 1;
+        const RTAX_RTO_MIN: u32 = 13;
+        let mut timer = Self {
+            rto: 0,
+            net_rto_min_us: 0,
+            net_is_linear: false,
+        };
+        // UNKNOWN has the bit as well.
+        if metric::<RTAX_LOCK>(ctx) & 1 << RTAX_RTO_MIN != 0 {
+            return timer;
         }
+        let tcp = socket::kernel_tcp_sock(ctx);
+        if tcp.is_null() {
+            return timer;
+        }
+        // SAFETY: a TCP socket, not null. The verifier makes loads through pointers read from it safe.
+        unsafe {
+            let net: *const c_void = field(tcp, &OFFSET_NET);
+            if !net.is_null() {
+                timer.rto = field(tcp, &OFFSET_RTO);
+                timer.net_rto_min_us = field(net, &OFFSET_NET_RTO_MIN);
+                timer.net_is_linear = field::<u8>(net, &OFFSET_NET_THIN_LINEAR) != 0;
+            }
+        }
+        timer
     }
 }
 

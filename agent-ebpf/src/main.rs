@@ -30,6 +30,7 @@ mod lookup;
 mod options;
 mod passive;
 mod probe;
+mod series;
 mod socket;
 mod storage;
 mod structs;

@@ -190,17 +190,20 @@ pub(crate) fn port_hash(ctx: &SockOpsContext) -> u32 {
     word!(ctx, remote_port).rotate_left(16).wrapping_mul(SPREAD)
 }
 
-/// Whether the peer has reported duplicate segments (DSACK, RFC 2883).
+/// The number of duplicate segments that the peer has reported (DSACK, RFC 2883).
 #[inline(always)]
-pub(crate) fn has_dsacks(ctx: &SockOpsContext) -> bool {
+pub(crate) fn dsacks(ctx: &SockOpsContext) -> u32 {
     let sk = sk(ctx);
     if sk.is_null() {
-        return false;
+        return 0;
     }
     // SAFETY: a socket that the verifier tracks, not null.
     let tcp = unsafe { bpf_tcp_sock(sk.cast()) };
+    if tcp.is_null() {
+        return 0;
+    }
     // SAFETY: not null, and a field the verifier lets programs read.
-    !tcp.is_null() && unsafe { read(&raw const (*tcp).dsack_dups) } != 0
+    unsafe { read(&raw const (*tcp).dsack_dups) }
 }
 
 /// The recent minimum RTT, microseconds; `u32::MAX`: none yet.

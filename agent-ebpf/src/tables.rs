@@ -286,6 +286,12 @@ impl Tally {
         }
     }
 
+    /// Adds a gain to the first counter, or a loss to the second.
+    #[inline(always)]
+    pub(crate) fn add_gain(self, [saved, lost]: [Counter; 2], us: i64) {
+        self.add(if us >= 0 { saved } else { lost }, us.unsigned_abs());
+    }
+
     /// Adds 1 to a counter without a function call, for events that happen once in each connection.
     #[inline(always)]
     pub(crate) fn add_one(self, counter: Counter) {

@@ -395,6 +395,11 @@ counters! {
     tail_loss_probes: "tail_loss_probes", Connections, title "tail loss probes";
     /// Segments retransmitted by established connections, without tail loss probes
     segments_retransmitted: "retransmitted_segments", Connections, title "segments retransmitted";
+    /// Time by which established connections got an answer earlier than with the kernel's own rto_min
+    data_time_saved_us: "data_time_saved", Connections, time "us";
+    /// At most the time by which established connections got an answer later than with the kernel's own rto_min: whether
+    /// the kernel's retransmission would have been lost as well is not known
+    data_time_lost_us: "data_time_lost", Connections, time "us";
     /// Connections with a loss whose peer reported a duplicate segment (DSACK)
     dsack_connections: "dsack_connections", Connections, title "connections with a DSACK";
     /// Connections that ended before both sides had closed them

@@ -307,6 +307,8 @@ impl Btf {
                 .max()
                 .unwrap_or(0),
             net_syn_linear_timeouts: offset("net", &["ipv4", "sysctl_tcp_syn_linear_timeouts"], 1),
+            net_rto_min: offset("net", &["ipv4", "sysctl_tcp_rto_min_us"], 4),
+            net_thin_linear: offset("net", &["ipv4", "sysctl_tcp_thin_linear_timeouts"], 1),
             rto_max: offset(connection, &["icsk_rto_max"], 4),
             retrans_stamp: offset("tcp_sock", &["retrans_stamp"], 4),
             // The timer moved into `struct sock` after Linux 6.18.

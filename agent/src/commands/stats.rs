@@ -167,7 +167,7 @@ fn text(answer: &StatsAnswer, look: &Look) -> String {
     text
 }
 
-const COLUMNS: usize = 19;
+const COLUMNS: usize = 20;
 const HEADER: [&str; COLUMNS] = [
     "POLICY",
     "DIRECTION",
@@ -184,6 +184,7 @@ const HEADER: [&str; COLUMNS] = [
     "DATA RETRANS",
     "RTOS",
     "TLPS",
+    "DATA SAVED",
     "PATH P99",
     "RTT P50",
     "RTT P99",
@@ -191,7 +192,7 @@ const HEADER: [&str; COLUMNS] = [
 ];
 /// Columns by importance, for a terminal without room for all of them. Harm comes before what is gained.
 const IMPORTANCE: [usize; COLUMNS] = [
-    0, 1, 2, 3, 8, 5, 6, 4, 11, 7, 12, 13, 14, 15, 17, 18, 16, 10, 9,
+    0, 1, 2, 3, 8, 5, 6, 4, 11, 7, 12, 13, 14, 15, 16, 18, 19, 17, 10, 9,
 ];
 
 fn overview(answer: &StatsAnswer, look: &Look) -> String {
@@ -267,6 +268,7 @@ fn row(title: String, direction: &str, stats: &DirectionStats) -> [String; COLUM
         stats.segments_retransmitted.to_string(),
         stats.rtos.iter().sum::<u64>().to_string(),
         stats.tail_loss_probes.to_string(),
+        data_saved(stats),
         quantile(&stats.path_rtt, 0.99),
         quantile(&stats.srtt, 0.5),
         quantile(&stats.srtt, 0.99),
@@ -283,6 +285,17 @@ fn saved(direction: &str, stats: &DirectionStats) -> String {
         return format!("-{}", time(stats.time_lost_us - stats.time_saved_us));
     }
     time(stats.time_saved_us - stats.time_lost_us)
+}
+
+/// Unknown if what was lost at most is more than what was saved: the truth may be on either side of 0.
+fn data_saved(stats: &DirectionStats) -> String {
+    match stats
+        .data_time_saved_us
+        .saturating_sub(stats.data_time_lost_us)
+    {
+        0 => "-".to_owned(),
+        us => time(us),
+    }
 }
 
 pub(super) fn quantile(histogram: &HistogramView, share: f64) -> String {

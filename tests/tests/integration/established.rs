@@ -431,6 +431,99 @@ fn tail_loss_probes_are_told_from_timeouts() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Time that established connections have saved, less what they have lost, by direction.
+fn data_saved(env: &TestEnv, direction: &str) -> anyhow::Result<f64> {
+    let near = &env.json(&["stats", "--policy", "near"])?["policies"]["near"][direction];
+    let seconds = |name: &str| near[name].as_f64().map(|us| us / 1e6).context("no counter");
+    Ok(seconds("data_time_saved_us")? - seconds("data_time_lost_us")?)
+}
+
+test!(time_saved_by_rto_min_is_the_clients, needs = [DATA_TIMERS]);
+/// Compared with the clock of a connection without a policy, whose request is lost in the same outage.
+fn time_saved_by_rto_min_is_the_clients() -> anyhow::Result<()> {
+    const ROUNDS_EACH: u32 = 4;
+    let env = env("rto_min = \"20ms\"")?;
+    let addresses = [SERVER_V4, SERVER_V4_OTHER];
+    let _servers = addresses
+        .map(|address| uncovered_server(&env, to(address, PORT)))
+        .into_iter()
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let mut counted = 0.0;
+    for outage_ms in [0, 30, 60, 300, 700] {
+        let mut truth = Duration::ZERO;
+        let mut policys = Duration::ZERO;
+        for _ in 0..ROUNDS_EACH {
+            let [mut covered, mut other] = [begin(&env, SERVER_V4)?, begin(&env, SERVER_V4_OTHER)?];
+            // Without an outage only the first request of each connection is lost.
+            let lost = match outage_ms {
+                0 => {
+                    let rule = |address| {
+                        format!(
+                            "ip daddr {address} tcp dport {PORT} meta length > 120 \
+                             limit rate 1/hour burst 1 packets"
+                        )
+                    };
+                    addresses.map(rule).join(" drop\nadd rule inet t in ")
+                }
+                _ => format!("tcp dport {PORT}"),
+            };
+            env.net.server_drops(&lost)?;
+            let begun = Instant::now();
+            let ended = thread::scope(|scope| {
+                let both = [&mut covered, &mut other].map(|conversation| {
+                    scope.spawn(move || {
+                        conversation.rounds(1)?;
+                        anyhow::Ok(begun.elapsed())
+                    })
+                });
+                thread::sleep(Duration::from_millis(outage_ms));
+                if outage_ms != 0 {
+                    env.net.drop_nothing()?;
+                }
+                let ended = both.map(|one| one.join().map_err(|_| anyhow::anyhow!("panicked"))?);
+                ended.into_iter().collect::<anyhow::Result<Vec<_>>>()
+            })?;
+            env.net.drop_nothing()?;
+            policys += ended[0];
+            truth += ended[1];
+            // An RTT sample ends the series.
+            covered.rounds(1)?;
+        }
+        let truth = truth.as_secs_f64() - policys.as_secs_f64();
+        let so_far = data_saved(&env, "active")?;
+        let claimed = so_far - counted;
+        counted = so_far;
+        eprintln!("{outage_ms} ms: claimed {claimed:.3} s, the clock {truth:.3} s");
+        // Both connections' timers are late by up to two jiffies.
+        let tolerance = (2 * jiffy() * ROUNDS_EACH).as_secs_f64();
+        ensure!(
+            claimed <= truth + tolerance,
+            "{outage_ms} ms: {claimed} s of {truth} s"
+        );
+        if outage_ms <= 60 {
+            ensure!(
+                claimed >= 0.8 * truth,
+                "{outage_ms} ms: {claimed} s of {truth} s"
+            );
+        }
+    }
+    Ok(())
+}
+
+test!(late_acks_save_no_time, needs = [DATA_TIMERS]);
+/// The client acknowledges a response with its next request, or after 40 ms: the server retransmits in vain.
+fn late_acks_save_no_time() -> anyhow::Result<()> {
+    let env = env("rto_min = \"8ms\"")?;
+    let server = to(SERVER_V4, PORT);
+    let _server = env.echo_server(server)?;
+    let mut conversation = Conversation::start(&env.net.client, None, server, Connect::default())?;
+    conversation.paced(30, Duration::from_millis(30))?;
+    let near = env.json(&["stats", "--policy", "near"])?["policies"]["near"]["passive"].clone();
+    ensure!(near["tail_loss_probes"].as_u64() > Some(0), "{near:#}");
+    ensure!(data_saved(&env, "passive")? == 0.0, "{near:#}");
+    Ok(())
+}
+
 test!(retransmissions_are_counted);
 /// Every retransmission in the capture is counted, with the right kind.
 fn retransmissions_are_counted() -> anyhow::Result<()> {

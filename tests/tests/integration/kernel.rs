@@ -52,6 +52,11 @@ pub(super) fn assert_absent(feature: Need) -> anyhow::Result<()> {
             ensure!(version < (5, 18), "{version:?} without SO_TXREHASH");
             Ok(())
         }
+        DATA_TIMERS => {
+            let version = version()?;
+            ensure!(version < (6, 11), "{version:?} without tcp_rto_min_us");
+            Ok(())
+        }
         RTO_MIN_OPTION => {
             let version = version()?;
             ensure!(version < (6, 15), "{version:?} without TCP_RTO_MIN_US");

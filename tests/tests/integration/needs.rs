@@ -30,6 +30,8 @@ pub(crate) const MPTCP: Need = Need::Feature("mptcp");
 pub(crate) const LINEAR_SYNS: Need = Need::Feature("tcp_syn_linear_timeouts");
 /// Not used by the agent: applications, and so tests, read a socket's rto_min with it.
 pub(crate) const RTO_MIN_OPTION: Need = Need::Feature("tcp-rto-min-us");
+/// The kernel's own timers of data, which `stats` compares with: Linux 6.11.
+pub(crate) const DATA_TIMERS: Need = Need::Feature("tcp_rto_min_us");
 /// A socket option that keeps the flow label: Linux 5.18.
 pub(crate) const TXREHASH: Need = Need::Feature("txrehash");
 /// Batches of LPM tries; without them the agent writes entry by entry.
@@ -66,6 +68,7 @@ impl Need {
             MPTCP => no_sysctl("mptcp"),
             MPTCP_BLACKHOLE => no_sysctl("mptcp/blackhole_timeout"),
             LINEAR_SYNS => no_sysctl("ipv4/tcp_syn_linear_timeouts"),
+            DATA_TIMERS => no_sysctl("ipv4/tcp_rto_min_us"),
             TXREHASH => no_sysctl("core/txrehash"),
             RTO_MIN_OPTION => !features::tells_rto_min(),
             LPM_BATCHES => !scale::has_batches().unwrap_or(true),
