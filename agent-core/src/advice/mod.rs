@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use rto_model::{
     advice::{self, Advice, Handshakes, NoSuggestion, Question, RTO_MIN_US, RoundTrips},
-    distribution::Distribution,
     syn::INITIAL_RTO_US,
 };
 

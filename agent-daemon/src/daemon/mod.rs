@@ -359,7 +359,7 @@ pub fn resolve_cgroup(flag: Option<&Path>, setting: &CgroupSetting) -> anyhow::R
 }
 
 /// SIGHUP, SIGTERM and SIGINT.
-fn signals() -> std::io::Result<[Signal; 3]> {
+fn signals() -> io::Result<[Signal; 3]> {
     Ok([
         signal(SignalKind::hangup())?,
         signal(SignalKind::terminate())?,
