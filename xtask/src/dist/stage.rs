@@ -123,7 +123,7 @@ impl<'a> Stage<'a> {
             "rpm" => self.arch.rpm(),
             _ => self.arch.deb(),
         };
-        let said = output(
+        let message = output(
             Command::new(python.join("nfpm"))
                 .args(["package", "--config", list, "--packager", packager])
                 .arg("--target")
@@ -133,7 +133,7 @@ impl<'a> Stage<'a> {
                 .env("VERSION", version)
                 .env("SOURCE_DATE_EPOCH", &self.release.epoch),
         )?;
-        let created = said
+        let created = message
             .lines()
             .find_map(|l| l.strip_prefix("created package: "));
         Ok(created.context("nfpm names no package")?.into())

@@ -74,7 +74,7 @@ impl BpfKernel {
         match self.tables.pin(&staging) {
             Ok(()) => Ok(staging),
             Err(e) => {
-                let _swept = pins::remove_pin_set(&staging);
+                let _ = pins::remove_pin_set(&staging); // The next start removes it.
                 Err(e)
             }
         }
@@ -113,7 +113,7 @@ impl BpfKernel {
             let staging = std::mem::replace(&mut self.dir, former_dir);
             self.link = self.link.take().or(self.former_link.take());
             self.hook = former_hook;
-            let _swept = pins::remove_pin_set(&staging);
+            let _ = pins::remove_pin_set(&staging); // The next start removes it.
         }
         attached
     }
@@ -132,7 +132,7 @@ impl BpfKernel {
             drop(link);
             self.unlinked = true;
             // A link that could not be detached ends some time after its last handle.
-            let _gone = wait_until(|| !attached(&self.options.cgroup, program_id).unwrap_or(false));
+            let _ = wait_until(|| !attached(&self.options.cgroup, program_id).unwrap_or(false));
         }
         Ok(())
     }

@@ -86,7 +86,7 @@ impl BpfKernel {
                 let staged = Self::stage(&options, &pin_sets, &staging);
                 let (found, tables, former_hits) = staged.inspect_err(|_| {
                     // The first error is returned; the next start removes a leftover directory.
-                    let _swept = pins::remove_pin_set(&staging);
+                    let _ = pins::remove_pin_set(&staging);
                 })?;
                 (found, staging, tables, former_hits, None)
             }

@@ -115,7 +115,7 @@ impl BpfKernel {
             Ok((tables, link)) => {
                 if self.link.is_none() {
                     // It was never attached, so no other code removes its pins.
-                    let _swept = pins::remove_pin_set(&self.dir);
+                    let _ = pins::remove_pin_set(&self.dir);
                 }
                 self.dir = staging;
                 self.link = link;
@@ -128,7 +128,7 @@ impl BpfKernel {
                 }
             }
             Err(e) => {
-                let _swept = pins::remove_pin_set(&staging);
+                let _ = pins::remove_pin_set(&staging);
                 return Err(e);
             }
         }

@@ -101,7 +101,7 @@ pub(super) fn list(args: &List, wanted: &Wanted, error: ClientError) -> anyhow::
         printable::path(&left.pin_dir)
     );
     // If stderr is gone too, the message is lost.
-    let _told = writeln!(io::stderr(), "{}", printable::lines(&text));
+    let _ = writeln!(io::stderr(), "{}", printable::lines(&text));
     Ok(ExitCode::from(NOT_RUNNING))
 }
 
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn as_the_kernel_has_it_and_by_its_source() {
+    fn pinned_entries_have_settings_and_source() {
         let (_dir, agent) = state("10.2.0.0/16");
         let left = |wanted: &Wanted| Left::of(found(), agent.clone(), wanted).unwrap();
         let all = left(&Wanted::default());
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_at_the_runtime_entries_moves_nothing() {
+    fn reading_runtime_entries_moves_no_file() {
         let (dir, agent) = state("10.2.0.0/16");
         let file = dir.path().join("manual.json");
         std::fs::write(&file, "{").unwrap();

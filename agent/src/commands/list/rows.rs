@@ -97,7 +97,7 @@ pub(super) fn rows<'a, E>(
         let mut line = String::new();
         for (cell, width) in cells.iter().zip(widths) {
             // Writing to a string does not fail.
-            let _written = write!(line, "{cell:width$}  ");
+            let _ = write!(line, "{cell:width$}  ");
         }
         line.push_str(settings);
         text.push_str(&terminal::shortened(line.trim_end(), columns));
