@@ -347,15 +347,15 @@ mod tests {
         chmod(&at("etc/in"), 0o755);
         if geteuid().is_root() {
             std::os::unix::fs::chown(at("etc/in/file"), Some(65534), None).unwrap();
-            let said = why(check_source_file(&at("link")));
-            assert!(said.contains("it belongs to uid 65534"), "{said}");
+            let message = why(check_source_file(&at("link")));
+            assert!(message.contains("it belongs to uid 65534"), "{message}");
         }
         let missing = check_source_file(&at("none")).unwrap_err();
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
-    fn links_are_followed_to_where_they_lead() {
+    fn symlink_targets_are_checked() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::create_dir_all(at("open/in")).unwrap();

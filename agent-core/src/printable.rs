@@ -45,7 +45,7 @@ fn escaped(text: &str, acts: impl Fn(char) -> bool) -> Cow<'_, str> {
         if acts(c) {
             // Not `escape_default()`, which writes a line feed as \n and leaves the other
             // characters unescaped.
-            let _written = write!(shown, "{}", c.escape_unicode());
+            let _ = write!(shown, "{}", c.escape_unicode());
         } else {
             shown.push(c);
         }
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_acts_on_a_terminal_and_the_rest_stays() {
+    fn control_characters_are_escaped() {
         let name = Path::new(OsStr::from_bytes(
             b"/etc/\xff\x1b[2J\x7f\xc2\x9b\n\xc3\xa4.toml",
         ));

@@ -50,7 +50,7 @@ impl Progress {
 
     /// Cancels the operation at its next [`checkpoint`].
     pub fn stop(&self) {
-        let _first = self.0.stopped_at.set(Instant::now());
+        let _ = self.0.stopped_at.set(Instant::now()); // The first stop counts.
     }
 
     /// When the operation was cancelled.
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_steps_of_one_thread_count() {
+    fn progress_counts_steps_of_its_thread() {
         let progress = Progress::default();
         step();
         assert_eq!(progress.steps(), 0);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_left_at_a_checkpoint() {
+    fn interrupted_work_ends_at_checkpoint() {
         let progress = Progress::default();
         let counted = progress.clone();
         let working = std::thread::spawn(move || {

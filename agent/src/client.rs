@@ -260,7 +260,7 @@ mod tests {
 
     /// The result of a request to a daemon that drops `dropped` connections, and then ends or
     /// answers.
-    fn told(
+    fn received(
         dropped: usize,
         does_answer: bool,
         request: impl FnOnce(&Client) -> Result<(), ClientError>,
@@ -277,7 +277,7 @@ mod tests {
             if does_answer {
                 drop(last.take());
                 let (mut stream, _) = listener.accept().unwrap();
-                let _head = stream.read(&mut [0; 1024]).unwrap();
+                let _ = stream.read(&mut [0; 1024]).unwrap();
                 let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnull";
                 stream.write_all(answer).unwrap();
             }
@@ -285,23 +285,23 @@ mod tests {
             drop(listener);
             drop(last);
         });
-        let told = request(&Client::new(&socket));
+        let answer = request(&Client::new(&socket));
         daemon.join().unwrap();
-        told
+        answer
     }
 
     #[test]
-    fn a_connection_that_breaks_before_an_answer() {
+    fn connection_closed_before_answer_is_error() {
         let get = |client: &Client| client.get::<()>("/v1/entries");
         let post = |client: &Client| client.post::<()>("/v1/reload", &());
         let broken = |told| matches!(told, Err(ClientError::Broken { .. }));
         assert!(matches!(
-            told(1, false, get),
+            received(1, false, get),
             Err(ClientError::NotRunning { .. })
         ));
-        told(1, true, get).unwrap();
-        assert!(broken(told(2, false, get)));
+        received(1, true, get).unwrap();
+        assert!(broken(received(2, false, get)));
         // The daemon may have processed the request.
-        assert!(broken(told(1, false, post)));
+        assert!(broken(received(1, false, post)));
     }
 }

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn verbs_options_and_values_without_what_is_hidden() {
+    fn completion_omits_hidden_verbs() {
         for (line, all) in [
             ("rto-agent lo", &["lookup"][..]),
             ("rto-agent __", &[]),
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_is_the_command_lines() {
+    fn completion_asks_socket_of_command_line() {
         for (line, socket) in [
             ("rto-agent --socket /a remove", "/a"),
             ("rto-agent remove --socket=/b", "/b"),
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn each_shell_has_a_script_without_what_is_hidden() {
+    fn completion_script_exists_for_each_shell() {
         for shell in clap::ValueEnum::value_variants() {
             let script = String::from_utf8(script(*shell).unwrap()).unwrap();
             assert!(script.contains(VARIABLE), "{script}");

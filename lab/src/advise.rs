@@ -280,7 +280,11 @@ fn lasted(began_us: i64, ended_us: i64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rto_model::estimator::Sample;
+    use rto_agent_core::policy::HostFacts;
+    use rto_model::{
+        advice::{PEER_DELACK_US, Question},
+        estimator::Sample,
+    };
 
     use super::*;
     use crate::capture::{Flow, FlowCounts, Times};
@@ -363,7 +367,7 @@ mod tests {
             gathered(capture).err().unwrap_or_default()
         };
         assert_eq!(with(|_| ()), "");
-        for (error, said) in [
+        for (error, message) in [
             (
                 with(|c| c.times.ended_us = c.times.began_us),
                 "the same time",
@@ -384,7 +388,7 @@ mod tests {
                 "nothing to evaluate: 7 packet(s) are without a time",
             ),
         ] {
-            assert!(error.contains(said), "{said}: {error}");
+            assert!(error.contains(message), "{message}: {error}");
         }
     }
 
@@ -395,5 +399,33 @@ mod tests {
         let gathered = gathered(capture).unwrap();
         assert_eq!(gathered.handshakes.all.took.largest_us(), Some(60_000));
         assert!(gathered.warnings[0].contains("resolution of only 10000 us"));
+    }
+
+    #[test]
+    fn answer_names_capture_and_suggests_policy() {
+        let cidr: Cidr = "192.0.2.0/24".parse().unwrap();
+        let capture = captured(3_000, None);
+        let evidence = evidence(Path::new("a.pcap"), capture, &[cidr], &[], 250).unwrap();
+        let question = Question {
+            hz: 250,
+            share: 0.001,
+            min_us: 60_000,
+            peer_delack_us: PEER_DELACK_US,
+        };
+        let host = HostFacts::of_kernel((6, 12), 250);
+        let answer = advice::answer(evidence, &question, &host);
+        let json = serde_json::to_value(&answer).unwrap();
+        assert_eq!(json["source"]["kind"], "capture");
+        assert_eq!(json["source"]["file"], "a.pcap");
+        assert_eq!(json["initial_rto"]["suggestion"]["value_us"], 100_000);
+        let text = text(&answer);
+        for part in [
+            "a.pcap: 0 packets of 15m from 2023-11-14T22:13:20Z; 3000 flows to 192.0.2.0/24 with",
+            "initial_rto: 100ms (25 jiffies at HZ=250) for at most 0.1% spurious; 3000 handshakes",
+            "rto_min: no suggestion; 0 round trips",
+            "[policy.suggested]\n  cidrs = [\"192.0.2.0/24\"]\n  initial_rto = \"100ms\"\n",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
     }
 }

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_make_a_kernel() {
+    fn policy_settings_give_kernel_timers() {
         let kernel = LinuxTimers::near(250, 20_000);
         let low = policy("low").unwrap().applied_to(kernel);
         let expected = LinuxTimers {
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals() {
+    fn unknown_policy_is_refused() {
         let error = policy("unknown").unwrap_err().to_string();
         assert!(
             error.contains("the configuration has: low, near"),

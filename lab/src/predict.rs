@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_one_two_and_five() {
+    fn steps_are_one_two_and_five() {
         assert_eq!(
             steps(10 * MS, 200 * MS),
             [10 * MS, 20 * MS, 50 * MS, 100 * MS, 200 * MS]
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn points_go_from_the_least_to_the_largest() {
+    fn points_span_least_to_largest() {
         let all = between(&[500 * MS, 10 * MS, 2000 * MS]);
         assert_eq!(all.len(), 401);
         let near = |a: Duration, b: Duration| a.abs_diff(b) < Duration::from_micros(1);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn three_charts() {
+    fn prediction_has_three_charts() {
         let kernel = LinuxTimers::near(250, 100);
         let dense = between(&[10 * MS, 2000 * MS]);
         let all = predict(&kernel, &kernel.with_rto_min(8_000), &dense);

@@ -230,7 +230,7 @@ impl Program {
 impl Drop for Server {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
-        let _ended = self.0.wait();
+        let _ = self.0.wait();
     }
 }
 

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_is_judged_before_it_is_taken() {
+    fn sample_is_judged_before_estimator_takes_it() {
         // After 100 ms the RTO is 300 ms; 301 ms exceed it, although the RTO with that sample would be 502 ms.
         let flows = [in_turn([100_000, 301_000])];
         let shares = w1(Study::Every, &flows, &[250_000, 301_000]);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_columns_add_up() {
+    fn shares_add_up_to_judged() {
         // 400 ms: the RTO after it is 1.2 s. The first sample is compared with 1 s.
         let flows = [in_turn([400_000, 400_000])];
         let shares = w1(Study::Published(Sampling::One), &flows, &MINIMUMS_US);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn sampling_takes_what_it_says() {
+    fn sampling_selects_samples() {
         let flows = [windows(&[100_000; 6], 10)];
         let count = |study| w1(study, &flows, &[]).judged;
         assert_eq!(count(Study::Published(Sampling::All)), 60);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_columns_part_above_a_second() {
+    fn long_rtos_are_counted_apart() {
         let judged = |rto_us, rtt_us| {
             let mut shares = Shares::default();
             shares.judge(rto_us, rtt_us);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_restart() {
+    fn each_flow_restarts_estimator() {
         let flows = [in_turn([1_000; 50]), in_turn([200_000; 2])];
         assert_eq!(
             w1(Study::Published(Sampling::All), &flows, &[]).spurious(),
@@ -262,7 +262,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_higher_minimum_never_avoids_less(
+        fn higher_minimum_never_avoids_less(
             rtts in prop::collection::vec(1u64..3_000_000, 2..80),
             linux: bool,
         ) {

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles() {
+    fn quantiles_of_values() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0]), Some(3.0));
         assert_eq!(median(&[5.0, 1.0, 3.0]), Some(3.0));

@@ -25,7 +25,7 @@ fn all_met(criteria: &[Criterion]) {
 }
 
 #[test]
-fn generated_prefixes() {
+fn generated_prefixes_are_tuned() {
     let count = if cfg!(debug_assertions) { FEW } else { 2_000 };
     let prefixes = fleet::run(count, SECONDS, 1);
     assert_eq!(prefixes.len(), count);
@@ -36,7 +36,7 @@ fn generated_prefixes() {
 }
 
 #[test]
-fn a_step_is_over_in_seconds() {
+fn rtt_step_is_learnt_within_seconds() {
     let found = step(50.0, auto(), true, 1);
     all_met(&of_step(&found));
     // Also with other seeds.

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_map_is_a_distribution_without_what_is_not_there() {
+    fn zero_counts_are_omitted_from_distribution() {
         let counts = BTreeMap::from([(500, 3), (700, 0), (9_000, 2)]);
         let distribution = Distribution::from(counts);
         assert_eq!(distribution.count(), 5);
@@ -147,7 +147,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn quantiles_as_of_a_sorted_list(
+        fn quantiles_match_sorted_list(
             mut times in prop::collection::vec(0u64..1_000_000, 1..200),
             share in 0.0f64..1.0,
         ) {

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rto_restart_is_a_round_trip_sooner() {
+    fn rto_restart_fires_one_rtt_sooner() {
         let far = LinuxTimers::near(250, 60_000).with_rto_min(100_000);
         assert_eq!(far.with_restart(), far.with_rto_min(40_000));
         // 160 ms without and 100 ms with it, in jiffies of 4 ms.
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_is_two_round_trips_and_rto_min_away() {
+    fn probe_fires_after_two_rtts_and_rto_min() {
         let unsteady = LinuxTimers {
             rttvar_us: 300_000,
             ..LinuxTimers::near(1000, 30_000)
@@ -271,7 +271,7 @@ mod tests {
 
     /// Measured on Linux 6.18, HZ 250: 100 bytes into a black hole; the first gap is the probe's.
     #[test]
-    fn the_measured_gaps() {
+    fn measured_retransmission_gaps_match() {
         let near = LinuxTimers::near(HZ, SRTT_US);
         let low = near.with_rto_min(8_000);
         let one_second = LinuxTimers {
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn the_measured_rtos() {
+    fn measured_rtos_match() {
         let near = LinuxTimers::near(HZ, SRTT_US);
         // 204, 12 and 56 ms, as ss(8) shows them.
         for (rto_min_us, ms) in [(200_000, 204), (8_000, 12), (50_000, 56)] {
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn the_probe_comes_no_later_than_the_rto() {
+    fn probe_fires_no_later_than_rto() {
         let near = LinuxTimers::near(HZ, SRTT_US);
         assert_eq!(near.probe(), Some(near.rto()));
         let far = LinuxTimers::near(HZ, 300_000).with_rto_min(8_000);
@@ -331,7 +331,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_kernel_is_never_sooner_than_its_timers(
+        fn retransmission_is_never_before_its_timer(
             hz in prop::sample::select(vec![100u64, 250, 300, 1000]),
             rto_min_us in 1_000u64..200_000,
             srtt_us in 10u64..400_000,

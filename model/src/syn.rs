@@ -210,7 +210,7 @@ mod tests {
 
     /// The first two are from Documentation/networking/ip-sysctl.rst (tcp_syn_retries, tcp_retries2), Linux 6.12.
     #[test]
-    fn the_documented_timeouts() {
+    fn documented_syn_timeouts_match() {
         assert_eq!(model_timeout(1_000, 120_000, 6), 127_000);
         assert_eq!(model_timeout(200, 120_000, 15), 924_600);
         assert_eq!(model_timeout(1_000, 120_000, 7), 127_000 + 120_000);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_measured_deadlines() {
+    fn measured_connect_deadlines_match() {
         for (initial_rto, ms) in MEASURED {
             let wheel = timers(initial_rto)
                 .schedule(Granularity::TimerWheel)
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_measured_gaps_are_the_wheels() {
+    fn measured_syn_gaps_match_timer_wheel() {
         let schedule = timers(HZ).schedule(Granularity::TimerWheel);
         for (gap, measured) in schedule.gaps().map(|g| g * 1000 / HZ).zip(MEASURED_GAPS) {
             // One step of the level, as the run began within one.
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_as_short_as_retries_allow() {
+    fn auto_syn_ack_rto_is_shortest_for_retries() {
         // Number of retransmissions, and jiffies at HZ 250 for an initial RTO of 100 ms.
         for (retries, jiffies) in [
             (0, 250),
@@ -352,7 +352,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn later_with_more_retries(
+        fn more_retries_give_up_later(
             initial_rto in 1u64..30_000,
             rto_max in 250u64..30_000,
             linear_timeouts in 0u8..10,
@@ -381,7 +381,7 @@ mod tests {
         }
 
         #[test]
-        fn auto_keeps_requests_whatever_the_retries(
+        fn auto_syn_ack_rto_keeps_request_lifetime(
             initial_rto in 1u64..29_999,
             hz in prop::sample::select(vec![100u64, 250, 300, 1000]),
             retries in 0u8..=255,

@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_as_the_kernel_documents_them() {
+    fn wheel_levels_match_kernel_documentation() {
         // The table in kernel/time/timer.c, HZ 250: 0-255 ms in 4 ms, 256-2047 ms in 32 ms,
         // 2048-16383 ms in 256 ms, 16384-131007 ms in 2048 ms. A timer armed by another one has a jiffy more.
         for (ms, granularity) in [
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn never_early_and_late_by_two_steps_at_most() {
+    fn timer_fires_at_most_two_steps_late() {
         for now in [0, 1, 7, 63, 64, 511, 12345, u64::from(u32::MAX) - 3] {
             for delta in [1, 2, 25, 62, 63, 64, 250, 500, 503, 504, 4000, 30000] {
                 let late = fires_at(now, delta) - (now + delta);

@@ -53,10 +53,10 @@ pub(crate) fn run() -> anyhow::Result<()> {
     for (values, expected) in &refused {
         let text = expected.strip_prefix("refused: ").context("refused: ...")?;
         let output = chart.template(CHART, values)?;
-        let said = String::from_utf8_lossy(&output.stderr);
+        let message = String::from_utf8_lossy(&output.stderr);
         ensure!(
-            !output.status.success() && said.contains(text),
-            "{}: not refused by {text:?}: {said}",
+            !output.status.success() && message.contains(text),
+            "{}: not refused by {text:?}: {message}",
             values.display()
         );
     }
@@ -153,16 +153,19 @@ impl Chart {
         let rendered: Vec<_> = resources.iter().map(|r| text(&r["kind"])).collect();
         ensure!(rendered.join(" ") == kinds, "renders {rendered:?}");
         for version in KUBERNETES {
-            let said = output(
+            let message = output(
                 Command::new(self.python.join("kubernetes-validate"))
                     .args(["--strict", "--no-warn", "-k", version])
                     .arg(&file),
             )?;
             let own = resources.iter().filter(|r| r["apiVersion"] != OPERATOR);
-            let (passed, own) = (said.matches(" passed for resource ").count(), own.count());
+            let (passed, own) = (
+                message.matches(" passed for resource ").count(),
+                own.count(),
+            );
             ensure!(
                 passed == own,
-                "{passed} of {own} valid for {version}: {said}"
+                "{passed} of {own} valid for {version}: {message}"
             );
         }
         // The configuration, as of one host of a fleet.

@@ -43,7 +43,7 @@ enum Verb {
     Deny,
     /// Build what is released: packages, archives and an image, in target/dist
     Dist(dist::Args),
-    /// Check the language and the links of the documents, and build the book of docs/
+    /// Check the links of the documents, and build the book of docs/
     Docs,
     /// Build the eBPF object kept in the tree, or verify that the sources give it
     Ebpf(ebpf::Args),

@@ -147,8 +147,8 @@ pub(crate) fn helm() -> anyhow::Result<PathBuf> {
 pub(crate) fn toolchain(name: &str, components: &[&str], why: &str) -> anyhow::Result<()> {
     let list = format!("rustup component list --installed --toolchain {name}");
     let installed = command(&list).stderr(Stdio::null()).output()?;
-    let said = String::from_utf8_lossy(&installed.stdout);
-    let has = |component: &&str| said.lines().any(|line| line.starts_with(*component));
+    let list = String::from_utf8_lossy(&installed.stdout);
+    let has = |component: &&str| list.lines().any(|line| line.starts_with(*component));
     let is_there = installed.status.success() && components.iter().all(has);
     if is_there {
         return Ok(());

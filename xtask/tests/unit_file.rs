@@ -36,12 +36,12 @@ fn analyze(args: &[&str], unit: &Path) -> Result<(), String> {
         .env("SYSTEMD_PAGER", "cat")
         .output()
         .expect("systemd-analyze is missing; cargo xtask setup installs it");
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    let is_named = args[0] == "verify" && said.contains("rto-agent.service");
+    let message = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    let is_named = args[0] == "verify" && message.contains("rto-agent.service");
     if output.status.success() && !is_named {
         Ok(())
     } else {
-        Err(said)
+        Err(message)
     }
 }
 
@@ -73,7 +73,7 @@ fn systemd_understands_the_drop_in() {
 
 /// The daemon calls membarrier(2) to wait for an RCU grace period.
 #[test]
-fn membarrier_is_allowed() {
+fn unit_allows_membarrier() {
     let unit = source("rto-agent.service");
     let mut lists = unit
         .lines()
@@ -87,7 +87,7 @@ fn membarrier_is_allowed() {
 }
 
 #[test]
-fn exposure_is_low() {
+fn unit_exposure_is_low() {
     let (_dir, path) = staged("", "");
     let options = ["security", "--offline=true", MOST_EXPOSURE, "--no-pager"];
     assert_eq!(analyze(&options, &path), Ok(()));

@@ -29,7 +29,7 @@ fn share_is_parsed_and_shown_in_percent() {
     ] {
         assert!((share(text).unwrap() - value).abs() < 1e-9, "{text}");
     }
-    for (text, said) in [
+    for (text, message) in [
         ("0.1", "for example, 0.1%"),
         ("%", "for example, 0.1%"),
         ("0%", "0.001% to 50%"),
@@ -37,9 +37,9 @@ fn share_is_parsed_and_shown_in_percent() {
         ("NaN%", "0.001% to 50%"),
     ] {
         let error = share(text).unwrap_err();
-        assert!(error.contains(said), "{text}: {error}");
+        assert!(error.contains(message), "{text}: {error}");
     }
-    for (share, said) in [
+    for (share, message) in [
         (0.0, "0%"),
         (0.001, "0.1%"),
         (0.0006, "0.06%"),
@@ -48,6 +48,6 @@ fn share_is_parsed_and_shown_in_percent() {
         (0.000_001, "0.0001%"),
         (0.9999, "100%"),
     ] {
-        assert_eq!(percent(share), said);
+        assert_eq!(percent(share), message);
     }
 }

@@ -109,7 +109,7 @@ impl AtomicFile {
 impl Drop for AtomicFile {
     fn drop(&mut self) {
         // After a commit there is no draft any more.
-        let _gone = fs::remove_file(&self.path);
+        let _ = fs::remove_file(&self.path);
     }
 }
 
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_the_file_is_left() {
+    fn interrupted_write_leaves_no_second_file() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("f.toml");
         // As after a kill.

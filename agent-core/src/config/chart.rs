@@ -121,7 +121,7 @@ fn definitions() -> Map<String, Value> {
 }
 
 #[test]
-fn the_values_of_the_chart_are_those_of_the_parser() {
+fn chart_values_are_those_of_parser() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/rto-agent/values.schema.json");
     let mut schema: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
     let agent = &mut schema["properties"]["agent"]["properties"];

@@ -143,7 +143,7 @@ impl FilesReader {
                 file.clone_into(&mut told.lock().unwrap_or_else(PoisonError::into_inner));
             });
             // There is no receiver if the read took too long.
-            let _late = sender.send(files);
+            let _ = sender.send(files);
         });
         match spawned {
             Ok(_) => Ok(Reading {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_that_hangs_is_given_up_and_asked_again_when_it_answers() {
+    fn hanging_file_system_times_out_and_is_retried() {
         let gate = Arc::new(AtomicBool::new(false));
         let (mut reader, asked) = hanging(&gate);
         let begin = Instant::now();
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_panics_is_an_error() {
+    fn panicking_reader_is_error() {
         let read = |_: &Path, _: &dyn Fn(&Path)| -> Files { panic!("on purpose") };
         let mut reader = FilesReader::new(read, SHORT * 100);
         let error = reader.read(Path::new(CONFIG));

@@ -226,8 +226,8 @@ fn extract(document: &mut DocumentMut, cidrs: &[Cidr], keep: Option<&PolicyName>
             goes.is_none()
         });
         progress::step();
-        let kept = keep.is_some_and(|keep| keep.as_str() == name.get());
-        if list.is_empty() && before > 0 && !kept {
+        let is_named = keep.is_some_and(|keep| keep.as_str() == name.get());
+        if list.is_empty() && before > 0 && !is_named {
             emptied.push(name.get().to_owned());
         }
     }
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn adds_moves_and_removes() {
+    fn saved_file_adds_moves_and_removes_entries() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("policies.d/50-cli.toml");
         let settings = Settings {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_without_cidrs_gets_some() {
+    fn policy_without_cidrs_gets_saved_cidrs() {
         let near = "near".parse().unwrap();
         let settings = "[policy.near]\ninitial_rto = \"auto\"\n";
         let text = added(settings, &[cidr("10.2.0.0/16")], &near, None).unwrap();
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_stay_and_the_file_changes_at_the_end() {
+    fn save_keeps_comments_and_appends() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("50-cli.toml");
         let text = "# mine\n[policy.near]\ncidrs = [\n  \"10.1.0.0/16\", # rack 1\n]\n";
@@ -413,7 +413,7 @@ mod tests {
 
     /// With one search per entry, this took ten times as long.
     #[test]
-    fn many_are_removed_as_fast_as_few() {
+    fn removing_many_entries_is_linear() {
         const TOLERANCE: u32 = 4;
         let tries = (0..5).map(|_| (time_per_entry(400), time_per_entry(4000)));
         let tries: Vec<_> = tries.collect();
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn policy_of_a_user_stays_without_entries() {
+    fn user_policy_stays_without_entries() {
         for kept in [
             "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.1.0.0/16\"]\n",
             "# mine\n[policy.near]\ncidrs = [\"10.1.0.0/16\"]\n",
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn link_owner_and_mode_stay() {
+    fn save_keeps_symlink_owner_and_mode() {
         let dir = tempfile::tempdir().unwrap();
         let (path, target) = (dir.path().join("50-cli.toml"), dir.path().join("real.toml"));
         std::os::unix::fs::symlink("real.toml", &path).unwrap();
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_file_is_left_alone() {
+    fn invalid_file_is_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("50-cli.toml");
         fs::write(&path, "[policy.near\n").unwrap();

@@ -39,7 +39,7 @@ syn_retries = "auto"
 "#;
 
 #[test]
-fn a_good_file() {
+fn valid_file_is_loaded() {
     let config = load(&[("config.toml", GOOD)]).unwrap();
     assert_eq!(config.agent.on_exit, OnExit::Keep);
     assert_eq!(config.agent.max_entries, Some(100));
@@ -55,7 +55,7 @@ fn a_good_file() {
 }
 
 #[test]
-fn defaults_are_for_policies_without_a_value_of_their_own() {
+fn defaults_apply_to_policies_without_value() {
     let main = "[defaults]\ninitial_rto = \"150ms\"\nforce = true\n\
                 [policy.own]\ninitial_rto = \"400ms\"\nforce = false\ndescription = \"far away\"\n\
                 cidrs = [\"10.1.0.0/16\"]\n";
@@ -109,7 +109,7 @@ fn defaults_are_for_policies_without_a_value_of_their_own() {
 }
 
 #[test]
-fn statistics_that_settings_need_are_on() {
+fn settings_need_statistics() {
     let text = |statistics: bool, line: &str| {
         format!("[agent]\nstatistics = {statistics}\n\n[policy.near]\n{line}\n")
     };
@@ -118,10 +118,10 @@ fn statistics_that_settings_need_are_on() {
         "initial_rto = \"100ms\"\nguard = \"on\"",
     ] {
         assert!(load(&[("config.toml", &text(true, line))]).is_ok());
-        let said = refusal(&text(false, line));
+        let message = refusal(&text(false, line));
         let place = format!("config.toml:{}:", 4 + line.lines().count());
-        assert!(said.starts_with(&place), "{said}");
-        assert!(said.contains("set statistics = true"), "{said}");
+        assert!(message.starts_with(&place), "{message}");
+        assert!(message.contains("set statistics = true"), "{message}");
     }
     let holdout = "initial_rto = \"100ms\"\nholdout = \"5%\"";
     let warnings = |statistics| {
@@ -130,8 +130,8 @@ fn statistics_that_settings_need_are_on() {
     };
     assert_eq!(warnings(true), "");
     let warning = warnings(false);
-    let told = "config.toml:4: policy near: holdout = 5% has no use while statistics = false";
-    assert!(warning.contains(told), "{warning}");
+    let expected = "config.toml:4: policy near: holdout = 5% has no use while statistics = false";
+    assert!(warning.contains(expected), "{warning}");
 }
 
 #[test]
@@ -142,21 +142,21 @@ fn policies_beyond_the_limit_are_refused() {
     };
     let config = load(&[("config.toml", &text(1024))]).unwrap();
     assert_eq!(config.set.policies.len(), 1024);
-    let said = refusal(&text(1025));
+    let message = refusal(&text(1025));
     assert!(
-        said.contains("1025 policies: at most 1024 are possible"),
-        "{said}"
+        message.contains("1025 policies: at most 1024 are possible"),
+        "{message}"
     );
 }
 
 #[test]
-fn the_example_that_is_shipped() {
+fn shipped_example_is_valid() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/config.toml");
     Config::load(&path, &HOST).unwrap();
 }
 
 #[test]
-fn other_files_add_cidrs() {
+fn policies_d_adds_cidrs() {
     let more = "[policy.same-zone]\ncidrs = [\"10.9.0.0/16\"]\n";
     let config = load(&[
         ("config.toml", GOOD),
@@ -170,7 +170,7 @@ fn other_files_add_cidrs() {
 }
 
 #[test]
-fn every_refusal_names_place_and_fix() {
+fn errors_name_line_and_fix() {
     const CASES: &str = r#"
 [policy.near]; initial_rto = "100ms"; inital_rto = "5ms"
 [policies.near]
@@ -243,18 +243,18 @@ fn cidr_twice_in_one_policy_is_one_warning() {
         "{many}"
     );
     let both = text(&format!("{a}{a}")) + "cidrs = [\"10.1.0.0/16\"]\n";
-    let said = refusal(&both);
+    let message = refusal(&both);
     assert!(
-        said.starts_with(
+        message.starts_with(
             "config.toml:9:10: 10.1.0.0/16 is already listed at config.toml:4, in policy near"
         ),
-        "{said}"
+        "{message}"
     );
-    assert!(!said.contains("more"), "{said}");
+    assert!(!message.contains("more"), "{message}");
 }
 
 #[test]
-fn errors_of_all_files_are_told_at_once() {
+fn errors_of_all_files_are_reported_together() {
     let errors = load(&[
         (
             "config.toml",
@@ -282,10 +282,16 @@ fn secret_linked_into_policies_d_is_not_shown() {
         "[agent]\ngroup = \"hunter2\"\n",
         "[hunter2]\ncidrs = []\n",
     ] {
-        let said = load(&[("config.toml", GOOD), ("policies.d/a.toml", secret)]).unwrap_err();
-        assert!(said.starts_with("policies.d/a.toml:1:"), "{said}");
-        assert!(said.contains("not a configuration of rto-agent"), "{said}");
-        assert!(!said.contains("hunter2") && !said.contains("KEY"), "{said}");
+        let message = load(&[("config.toml", GOOD), ("policies.d/a.toml", secret)]).unwrap_err();
+        assert!(message.starts_with("policies.d/a.toml:1:"), "{message}");
+        assert!(
+            message.contains("not a configuration of rto-agent"),
+            "{message}"
+        );
+        assert!(
+            !message.contains("hunter2") && !message.contains("KEY"),
+            "{message}"
+        );
     }
     // Files with policies are cited, and the main file, whose path root chooses.
     let typo = "[policy.near]\ninital_rto = \"5ms\"\n";
@@ -295,10 +301,10 @@ fn secret_linked_into_policies_d_is_not_shown() {
         &[("config.toml", GOOD), ("policies.d/a.toml", &*marked)],
         &[("config.toml", "[polcy.near]\ninital_rto = \"5ms\"\n")],
     ] {
-        let said = load(files).unwrap_err();
+        let message = load(files).unwrap_err();
         assert!(
-            said.contains("did you mean") && said.contains(" | "),
-            "{said}"
+            message.contains("did you mean") && message.contains(" | "),
+            "{message}"
         );
     }
 }
@@ -414,7 +420,7 @@ fn list_file_without_cidr_is_refused_and_not_shown() {
 }
 
 #[test]
-fn list_file_that_cannot_be_read_is_an_error_where_it_is_named() {
+fn unreadable_list_file_is_error_at_cidrs_file() {
     let missing = refusal(LIST_POLICY);
     assert!(
         missing.starts_with("config.toml:3:14: aws.txt: No such file"),
@@ -443,7 +449,7 @@ fn list_files_are_kept_with_their_texts() {
 }
 
 #[test]
-fn a_missing_file_says_what_to_do() {
+fn missing_file_names_fix() {
     let error = Config::load(Path::new("/nonexistent/config.toml"), &HOST)
         .unwrap_err()
         .to_string();
@@ -458,7 +464,7 @@ fn fingerprint(path: &Path) -> u64 {
 }
 
 #[test]
-fn the_fingerprint_follows_every_file() {
+fn fingerprint_changes_with_each_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config.toml");
     let missing = fingerprint(&path);
@@ -478,7 +484,7 @@ fn the_fingerprint_follows_every_file() {
 }
 
 #[test]
-fn paths_that_no_system_call_takes_are_refused() {
+fn invalid_paths_are_refused() {
     let long = "x".repeat(MAX_SOCKET_PATH);
     let long = [format!("socket = \"/{long}\"")];
     let keys = [
@@ -489,9 +495,9 @@ fn paths_that_no_system_call_takes_are_refused() {
     ];
     let nul = keys.map(|key| format!("{key}/a\\u0000b\""));
     let long = long.into_iter().map(|line| (line, "at most 107 bytes"));
-    for (line, said) in long.chain(nul.into_iter().map(|line| (line, "must not contain NUL"))) {
+    for (line, message) in long.chain(nul.into_iter().map(|line| (line, "must not contain NUL"))) {
         let refused = refusal(&format!("[agent]\n{line}\n"));
-        assert!(refused.contains(said), "{line}: {refused}");
+        assert!(refused.contains(message), "{line}: {refused}");
         assert!(refused.starts_with("config.toml:2:"), "{refused}");
     }
     let longest = "x".repeat(MAX_SOCKET_PATH - 1);
@@ -500,7 +506,7 @@ fn paths_that_no_system_call_takes_are_refused() {
 }
 
 #[test]
-fn names_are_shown_whatever_they_are() {
+fn file_names_are_escaped_in_errors() {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
     let dir = tempfile::tempdir().unwrap();
@@ -528,7 +534,7 @@ fn names_are_shown_whatever_they_are() {
 
 proptest! {
     #[test]
-    fn any_text_is_read_or_refused(text in "(\\[(agent|policy\\.[a-z]{0,3})\\]\n|[a-z_]{1,12} = (\"[^\"]{0,12}\"|[0-9]{1,9}|\\[[^\\]]{0,20}\\]|true)\n|.{0,20}\n){0,12}") {
+    fn arbitrary_toml_never_panics(text in "(\\[(agent|policy\\.[a-z]{0,3})\\]\n|[a-z_]{1,12} = (\"[^\"]{0,12}\"|[0-9]{1,9}|\\[[^\\]]{0,20}\\]|true)\n|.{0,20}\n){0,12}") {
         let source = Source::new(Path::new("x"), text);
         let (_, errors) = parse::parse(&source);
         for error in errors {
@@ -538,7 +544,7 @@ proptest! {
 }
 
 #[test]
-fn a_line_of_errors_takes_no_more_memory_than_the_line() {
+fn errors_of_one_line_use_bounded_memory() {
     let cidrs = "\"10.0.0.1/8\", ".repeat(100_000);
     let text = format!("[policy.a]\nrto_min = \"20ms\"\ncidrs = [{cidrs}]\n");
     let began = std::time::Instant::now();
@@ -572,7 +578,7 @@ fn only_files_are_read_from_policies_d() {
 }
 
 #[test]
-fn paths_of_agent_that_are_the_same_are_refused() {
+fn equal_agent_paths_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     fs::create_dir(dir.join("a")).unwrap();

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_and_prints() {
+    fn cidr_is_parsed_and_printed() {
         for text in [
             "10.1.2.0/24",
             "0.0.0.0/0",
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_fix() {
+    fn invalid_cidr_names_fix() {
         assert_eq!(
             error("10.1.2.3/24"),
             "10.1.2.3/24 has host bits set; did you mean 10.1.2.0/24?"
@@ -264,12 +264,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in ".{0,40}") {
-            let _either = text.parse::<Cidr>();
+        fn arbitrary_cidr_never_panics(text in ".{0,40}") {
+            let _ = text.parse::<Cidr>();
         }
 
         #[test]
-        fn the_order_is_the_networks(a: (IpAddr, u8), b: (IpAddr, u8)) {
+        fn cidrs_sort_by_network(a: (IpAddr, u8), b: (IpAddr, u8)) {
             let around = |(address, length): (IpAddr, u8)| Cidr::containing(address, length % 33);
             if let (Some(a), Some(b)) = (around(a), around(b)) {
                 prop_assert_eq!(a.cmp(&b), a.0.cmp(&b.0));

@@ -13,7 +13,7 @@ use super::{Cidr, Entries, EntryRef, PolicyName, entries::compare};
 /// How many differences are kept individually.
 const KEPT: usize = 100;
 /// How many differences a sentence names.
-const TOLD: usize = 4;
+const SHOWN: usize = 4;
 
 /// One difference.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -158,14 +158,14 @@ impl Differences {
 /// The first differences in words, and the number of further ones.
 impl fmt::Display for Differences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let told: Vec<String> = self
+        let shown: Vec<String> = self
             .first
             .iter()
-            .take(TOLD)
+            .take(SHOWN)
             .map(ToString::to_string)
             .collect();
-        f.write_str(&told.join("; "))?;
-        match self.total().saturating_sub(told.len() as u64) {
+        f.write_str(&shown.join("; "))?;
+        match self.total().saturating_sub(shown.len() as u64) {
             0 => Ok(()),
             more => write!(f, "; and {more} more"),
         }
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_that_of_the_kernels_own_example() {
+    fn dump_order_is_that_of_kernel_example() {
         // The example in the comment of trie_get_next_key().
         let names = [
             "192.168.0.0/24",
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn run_out_of_order_is_an_error() {
+    fn unordered_run_is_error() {
         let name: PolicyName = "p".parse().unwrap();
         let found = [
             (cidr("10.2.0.0/16"), Some(&name)),
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn many_are_counted_and_few_are_told() {
+    fn differences_keep_count_and_first_hundred() {
         let policy: PolicyName = "p".parse().unwrap();
         let mut pushed = Differences::default();
         assert!(pushed.is_empty());

@@ -233,7 +233,7 @@ mod tests {
 
     /// A listener in another namespace starts with the kernel's default.
     #[test]
-    fn a_listener_that_cannot_be_read_sends_no_more_than_the_kernels_default() {
+    fn unreadable_listener_assumes_default_syn_ack_retries() {
         for (here, unread) in [(3, 3), (5, 5), (9, 5)] {
             let host = HostFacts {
                 tcp_synack_retries: here,
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_location_is_a_file_and_a_line() {
+    fn location_shows_file_and_line() {
         let location = Location {
             path: Path::new("/etc/rto-agent/config.toml").into(),
             line: 7,

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names() {
+    fn policy_names_are_validated() {
         let long = "x".repeat(63);
         for good in ["a", "same-zone", "eu.west_1", "7", &long] {
             assert_eq!(good.parse::<PolicyName>().unwrap().as_str(), good);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_settings_have_the_same_name() {
+    fn equal_settings_have_equal_adhoc_name() {
         let a = Settings {
             thin_linear: Some(true),
             ..Settings::default()
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn name_of_other_settings_is_not_taken() {
+    fn adhoc_name_of_other_settings_is_not_reused() {
         let a = Settings {
             thin_linear: Some(true),
             ..Settings::default()
@@ -172,7 +172,7 @@ mod tests {
 
     /// Hosts of different versions must agree.
     #[test]
-    fn a_seed_is_of_the_name_alone() {
+    fn control_seed_depends_on_name_only() {
         let seed = |name: &str| name.parse::<PolicyName>().unwrap().control_seed();
         // The first bytes of SHA-256("abc"), FIPS 180-2, appendix B.1.
         assert_eq!(seed("abc"), 0xba78_16bf);

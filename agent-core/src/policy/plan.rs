@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_in_words() {
+    fn change_summary_is_shown() {
         let text = |added, changed, removed| {
             let summary = ChangeSummary {
                 added,
@@ -331,8 +331,8 @@ mod tests {
             desired in image(),
         ) {
             let plan = Plan::between(&current, &desired);
-            let told = |limit| plan.describe(limit, &current, |_| String::new());
-            let all = told(usize::MAX);
+            let described = |limit| plan.describe(limit, &current, |_| String::new());
+            let all = described(usize::MAX);
             let changes: Vec<&str> = all.split(", ").filter(|change| !change.is_empty()).collect();
             for limit in 0..=changes.len() {
                 let first = changes[..limit].join(", ");
@@ -340,7 +340,7 @@ mod tests {
                     0 => String::new(),
                     more => format!(" and {more} more"),
                 };
-                prop_assert_eq!(told(limit), first + &more);
+                prop_assert_eq!(described(limit), first + &more);
             }
             let new = desired.policies.keys().filter(|name| !current.policies.contains_key(*name));
             for name in new {
@@ -350,7 +350,7 @@ mod tests {
         }
 
         #[test]
-        fn carried_out_it_gives_what_was_wanted(current in image(), desired in image()) {
+        fn applied_plan_gives_desired_state(current in image(), desired in image()) {
             let plan = Plan::between(&current, &desired);
             prop_assert_eq!(apply(&current, &plan, &desired), desired.clone());
             prop_assert!(Plan::between(&desired, &desired).is_empty());
@@ -368,7 +368,7 @@ mod tests {
 
         /// Counts entries by their former and current policies.
         #[test]
-        fn a_summary_counts_what_a_person_would(current in image(), desired in image()) {
+        fn summary_counts_entries_and_policies(current in image(), desired in image()) {
             let both = desired.entries.iter().filter_map(|(cidr, after)| {
                 Some((current.entries.get(&cidr)?.policy, after.policy))
             });

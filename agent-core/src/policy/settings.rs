@@ -407,7 +407,7 @@ mod tests {
     const ALL: &str = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","guard":"on","mode":"advise","force":true}"#;
 
     #[test]
-    fn json_is_read_as_it_is_written_and_leaves_out_what_is_not_set() {
+    fn settings_json_round_trips_without_unset_keys() {
         let written = |json: &str| {
             let settings: Settings = serde_json::from_str(json).unwrap();
             let json = serde_json::to_string(&settings).unwrap();

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_of_all_hashes() {
+    fn share_parts_cover_hash_range() {
         let below = |text: &str| text.parse::<Share>().unwrap().below();
         assert_eq!(below("0%"), 0);
         assert_eq!(below("50%"), 1 << 31);
@@ -165,7 +165,7 @@ mod tests {
     proptest::proptest! {
         /// Every valid text is kept exactly.
         #[test]
-        fn texts_and_parts_are_the_same(units in 0u64..=100_000_000) {
+        fn share_text_and_parts_round_trip(units in 0u64..=100_000_000) {
             let share = Share::of_units(units, DECIMALS);
             proptest::prop_assert_eq!(share.to_string().parse::<Share>(), Ok(share));
             if share.0 < WHOLE {

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn none_where_there_is_nothing_to_see() {
+    fn probe_target_is_absent_without_initial_rto() {
         assert_eq!(target(&[]), None);
         assert_eq!(target(&[("10.0.0.0/8", None)]), None);
         // The kernel's own value is not distinguishable from no policy.

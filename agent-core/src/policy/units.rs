@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_people_write() {
+    fn durations_are_parsed() {
         for (text, micros) in [
             ("5ms", 5_000),
             ("250us", 250),
@@ -189,18 +189,18 @@ mod tests {
     }
 
     #[test]
-    fn refuses_the_rest() {
+    fn invalid_durations_are_refused() {
         let error = parse_duration("100").unwrap_err().to_string();
         assert!(
             error.ends_with("a unit is missing, perhaps 100ms"),
             "{error}"
         );
-        for (scale, said) in [
+        for (scale, message) in [
             (Scale::Interval, "\"1m\": a unit is missing, perhaps 10s"),
             (Scale::Lifetime, "\"2h\": a unit is missing, perhaps 10m"),
         ] {
             let error = parse_scaled("10", scale).unwrap_err().to_string();
-            assert!(error.ends_with(said), "{error}");
+            assert!(error.ends_with(message), "{error}");
         }
         for bad in [
             "",
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn prints_the_shortest_exact_form() {
+    fn durations_print_in_shortest_exact_form() {
         for (micros, text) in [
             (8_000, "8ms"),
             (1_500_000, "1.5s"),
@@ -260,13 +260,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn printed_is_read_again(nanos in 0u64..1 << 60) {
+        fn printed_duration_is_parsed_again(nanos in 0u64..1 << 60) {
             let duration = Duration::from_nanos(nanos);
             prop_assert_eq!(parse_duration(&format_duration(duration)), Ok(duration));
         }
 
         #[test]
-        fn as_the_kernels_own_arithmetic_has_it(
+        fn jiffies_match_kernel_arithmetic(
             micros in 0u64..200_000_000,
             hz in prop::sample::select(vec![100u32, 250, 300, 1000]),
         ) {
@@ -280,14 +280,14 @@ mod tests {
             jiffies in 0u64..200_000,
             hz in prop::sample::select(vec![100u32, 250, 300, 1000]),
         ) {
-            let told = Duration::from_micros(jiffies_to_usecs(jiffies, hz));
-            prop_assert_eq!(quantise(told, hz).jiffies, jiffies);
+            let exact = Duration::from_micros(jiffies_to_usecs(jiffies, hz));
+            prop_assert_eq!(quantise(exact, hz).jiffies, jiffies);
             prop_assert_eq!(quantise(jiffies_duration(jiffies, hz), hz).jiffies, jiffies);
         }
 
         #[test]
-        fn any_text_is_read_or_refused(text in ".{0,30}") {
-            let _either = parse_duration(&text);
+        fn arbitrary_duration_never_panics(text in ".{0,30}") {
+            let _ = parse_duration(&text);
         }
     }
 }

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_ends() {
+    fn list_beyond_limit_is_refused() {
         let list = |n: usize| format!("[{}]", vec!["\"\""; n].join(","));
         let read = |text: &str| cidrs(&mut serde_json::Deserializer::from_str(text));
         assert_eq!(read(&list(MAX_CIDRS)).unwrap().len(), MAX_CIDRS);

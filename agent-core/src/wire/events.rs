@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_ports() {
+    fn event_addresses_are_shown_with_ports() {
         let v4 = view(&event(kind::SYN, 1, 0));
         assert_eq!(
             (v4.remote.to_string(), v4.remote_port),

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn cumulative_counts_end_with_all() {
+    fn last_cumulative_count_is_total() {
         let cumulative = of(&[1, 17, 17, 1 << 30]).cumulative();
         assert_eq!(cumulative.len(), BUCKETS);
         assert_eq!(cumulative[0], (Some(16), 1));

@@ -115,7 +115,7 @@ fn document() -> Value {
 }
 
 #[test]
-fn the_schema_is_that_of_the_types() {
+fn api_schema_is_current() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/api.schema.json");
     let text = serde_json::to_string_pretty(&document()).unwrap() + "\n";
     if std::env::var_os("UPDATE").is_some() {

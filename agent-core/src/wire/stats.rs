@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_control_arm_it_is_absent() {
+    fn absent_control_arm_is_omitted() {
         let stats = statistics(None);
         let json = serde_json::to_value(&stats).unwrap();
         let keys: Vec<_> = json.as_object().unwrap().keys().collect();
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_of_one_arm() {
+    fn sums_exclude_control_arm() {
         let stats = statistics(Some(counted(5)));
         assert_eq!(stats.treated.active.bad("active"), 3);
         // Failed attempts are known only for connections that this host opens.

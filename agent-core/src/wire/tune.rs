@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn next_steps_for_people() {
+    fn next_steps_are_shown() {
         let to_us = 24_000;
         for (next, text) in [
             (

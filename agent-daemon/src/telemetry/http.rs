@@ -17,6 +17,7 @@ use axum::{
     routing::get,
 };
 use nix::sys::socket::{setsockopt, sockopt::IpFreebind};
+use prometheus_client::encoding::prometheus_text::CONTENT_TYPE;
 use rto_agent_kernel::kernel::bpf;
 use tokio::{
     net::{TcpListener, TcpSocket},
@@ -51,9 +52,6 @@ pub const LIMITS: Limits = Limits {
 const BACKLOG: u32 = 128;
 /// Requests need no body.
 pub const MAX_BODY: usize = 4 << 10;
-
-/// The media type of the Prometheus text format.
-const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// How often an address that cannot be used is tried again.
 const RETRY: Duration = if cfg!(test) {
@@ -172,7 +170,7 @@ async fn metrics(State(engine): State<Handle>) -> Response {
         })
     });
     match rendered.await {
-        Ok(Ok(text)) => ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response(),
+        Ok(Ok(text)) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
         Ok(Err(e)) => failed(&e),
         Err(e) => failed(&e),
     }

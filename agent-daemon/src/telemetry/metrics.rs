@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use prometheus_client::{encoding::text::encode_registry, registry::Registry};
+use prometheus_client::{encoding::prometheus_text::encode, registry::Registry};
 use rto_agent_core::{
     policy::PolicyName,
     wire::{
@@ -58,12 +58,12 @@ pub fn render(scrape: Scrape<'_>) -> Result<String, fmt::Error> {
     }
     if let Some(runs) = runs {
         metrics.counters(
-            "program_runs_total",
+            "program_runs",
             "Runs of the sock_ops program, counted while kernel.bpf_stats_enabled is set",
             [(Vec::new(), runs.count)],
         );
         metrics.amounts(
-            "program_run_seconds_total",
+            "program_run_seconds",
             "Run time of the sock_ops program, measured while kernel.bpf_stats_enabled is set",
             [(Vec::new(), runs.time.as_secs_f64())],
         );
@@ -74,10 +74,9 @@ pub fn render(scrape: Scrape<'_>) -> Result<String, fmt::Error> {
     let mut process = Metrics(Registry::default());
     daemon::process(&mut process);
     let mut text = String::new();
-    encode_registry(&mut text, &metrics.0)?;
-    encode_registry(&mut text, &process.0)?;
-    // The end of the first registry.
-    Ok(text.replacen("# EOF\n", "", 1))
+    encode(&mut text, &metrics.0)?;
+    encode(&mut text, &process.0)?;
+    Ok(text)
 }
 
 /// Directions with handshakes: sockets that were open before their policy (direction unknown) had
@@ -146,7 +145,7 @@ fn policies(metrics: &mut Metrics, stats: &StatsAnswer, in_detail: bool) {
 /// Counters of failures, which are exported once there was one.
 fn failures(metrics: &mut Metrics, stats: &StatsAnswer, in_detail: bool) {
     metrics.counters(
-        "setsockopt_failures_total",
+        "setsockopt_failures",
         "Socket options that the kernel refused",
         stats.policies.iter().flat_map(|(policy, stats)| {
             let total = stats.treated.total();
@@ -162,7 +161,7 @@ fn failures(metrics: &mut Metrics, stats: &StatsAnswer, in_detail: bool) {
         let counter = COUNTERS.iter().find(|counter| counter.metric == name);
         let of = each(stats, ALL).filter(|(_, stats)| stats.storage_failures > 0);
         metrics.counters(
-            format!("{name}_total"),
+            name,
             counter.map_or("", |counter| counter.help),
             of.map(|(labels, stats)| (labels, stats.storage_failures)),
         );
@@ -194,7 +193,7 @@ fn details(metrics: &mut Metrics, stats: &StatsAnswer) {
         );
     }
     metrics.counters(
-        "retransmission_timeouts_total",
+        "retransmission_timeouts",
         "Retransmission timeouts of established connections, by the number of consecutive timeouts \
          before them without an answer (7: 7 or more)",
         each(stats, ALL).flat_map(|(labels, stats)| {
@@ -212,13 +211,13 @@ fn arms(metrics: &mut Metrics, stats: &StatsAnswer, in_detail: bool) {
         arms.filter(move |(labels, _)| in_detail || labels.contains(&active))
     };
     metrics.counters(
-        "arm_attempts_total",
+        "arm_attempts",
         "Attempts by arm, for policies with a control arm: connect() calls, and connection \
          requests answered",
         with_control().map(|(labels, stats)| (labels, stats.attempts)),
     );
     metrics.counters(
-        "arm_outcomes_total",
+        "arm_outcomes",
         "Outcomes of an arm's attempts: established, established within 500 ms (good), with a \
          spurious SYN or SYN-ACK, with a DSACK, aborted",
         with_control().flat_map(|(labels, stats)| {
@@ -235,7 +234,7 @@ fn arms(metrics: &mut Metrics, stats: &StatsAnswer, in_detail: bool) {
         }),
     );
     metrics.amounts(
-        "arm_connect_seconds_total",
+        "arm_connect_seconds",
         "Sum of the connect times of an arm's established connections",
         with_control().map(|(labels, stats)| (labels, seconds(stats.connect_time.sum_us))),
     );
@@ -264,11 +263,11 @@ fn counter(metrics: &mut Metrics, counter: &Counter, stats: &StatsAnswer) {
     };
     let samples = each(stats, directions).map(|(labels, stats)| (labels, (counter.value)(stats)));
     if counter.is_time {
-        let name = format!("{}_seconds_total", counter.metric);
+        let name = format!("{}_seconds", counter.metric);
         let samples = samples.map(|(labels, us)| (labels, seconds(us)));
         metrics.amounts(name, counter.help, samples);
     } else {
-        metrics.counters(format!("{}_total", counter.metric), counter.help, samples);
+        metrics.counters(counter.metric, counter.help, samples);
     }
 }
 

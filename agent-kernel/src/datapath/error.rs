@@ -237,7 +237,7 @@ mod tests {
     struct Outer(#[source] io::Error);
 
     #[test]
-    fn the_errno_is_found_below_and_the_text_has_all() {
+    fn error_shows_errno_and_all_causes() {
         let outer = Outer(io::Error::from_raw_os_error(libc::EPERM));
         let error = DatapathError::Excluded {
             cgroup: "/c".into(),
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_log_the_end_is_told() {
+    fn verifier_log_keeps_its_tail() {
         let log: Vec<String> = (0..20).map(|i| format!("line {i}")).collect();
         let text = Cause::new(log.join("\n")).to_string();
         assert!(text.starts_with("line 0\n...\nline 12\n"), "{text}");

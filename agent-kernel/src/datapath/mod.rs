@@ -261,16 +261,16 @@ pub struct StatisticsOptions {
     pub process: bool,
 }
 
-/// The capacity for this number of entries, if `asked` is configured. Since Linux 5.11 the default is the limit, because the
+/// The capacity for this number of entries, if `configured` is set. Since Linux 5.11 the default is the limit, because the
 /// kernel charges a trie's memory as it is filled; before, it charges the whole capacity at once.
-pub fn room_for(entries: usize, asked: Option<u32>) -> u32 {
+pub fn room_for(entries: usize, configured: Option<u32>) -> u32 {
     let is_charged_by_content = || version::running().is_ok_and(|kernel| kernel.at_least((5, 11)));
-    let asked = asked.unwrap_or_else(|| match is_charged_by_content() {
+    let capacity = configured.unwrap_or_else(|| match is_charged_by_content() {
         true => MAX_ENTRIES_LIMIT,
         false => 16384,
     });
     match u32::try_from(entries) {
-        Ok(entries) if entries <= asked => asked,
+        Ok(entries) if entries <= capacity => capacity,
         Ok(entries) => entries.checked_next_power_of_two().unwrap_or(u32::MAX),
         Err(_) => u32::MAX,
     }

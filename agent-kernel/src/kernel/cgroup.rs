@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn unified_hybrid_and_none() {
+    fn cgroup2_mount_is_found_in_hybrid_mode() {
         let root = "/sys/fs/cgroup";
         assert_eq!(auto(UNIFIED, root), Ok(root.into()));
         let root = "/sys/fs/cgroup/unified";
@@ -167,7 +167,7 @@ mod tests {
 
     /// In a cgroup namespace, a container's part is "/" too, like the host's root outside.
     #[test]
-    fn a_containers_part_is_not_taken_for_the_host() {
+    fn container_cgroup_is_not_host_root() {
         for own in [CONTAINER, PRIVATE] {
             let error = auto(own, "/none").unwrap_err();
             assert!(
@@ -183,13 +183,13 @@ mod tests {
     }
 
     #[test]
-    fn the_root_and_what_is_above_a_cgroup() {
+    fn path_outside_cgroup2_has_no_root() {
         assert!(!is_root(Path::new("/proc")) && !is_root(Path::new("/nonexistent")));
         assert_eq!(top_of(Path::new("/proc/self")), Path::new("/proc/self"));
     }
 
     #[test]
-    fn the_own_cgroup() {
+    fn own_cgroup_is_found() {
         let mounts = parse(UNIFIED);
         let own = |text| own_of(text, &mounts[1]);
         assert_eq!(own("0::/a/b\n"), Some(PathBuf::from("/sys/fs/cgroup/a/b")));
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn v1_controllers() {
+    fn v1_controllers_are_listed() {
         assert_eq!(
             v1_network_controllers(&parse(HYBRID)),
             ["net_cls", "net_prio"]
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_elsewhere_is_refused() {
+    fn path_outside_cgroup2_is_refused() {
         let error = resolve(Some(Path::new("/proc"))).unwrap_err().to_string();
         assert!(error.contains("/proc: is not on cgroup2"), "{error}");
         let error = resolve(Some(Path::new("/nonexistent")))

@@ -225,7 +225,7 @@ const FEATURES: &[Row] = &[
         since: "5.4",
         needed_for: "accepted sockets before their first RTT sample, and open sockets; SYNs of MPTCP and TCP Fast Open \
                      keep the kernel's timer",
-        look: |host| match host.btf.map(|btf| btf.offsets()) {
+        look: |host| match host.btf.map(Btf::offsets) {
             Ok(Ok(_)) => (Presence::Present, "/sys/kernel/btf/vmlinux".to_owned()),
             Ok(Err(e)) => absent(e),
             Err(e) => absent(e),

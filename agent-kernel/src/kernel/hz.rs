@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resolutions() {
+    fn hz_is_derived_from_clock_resolution() {
         for (nanos, hz) in [
             (4_000_000, 250),
             (1_000_000, 1000),
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn this_host_has_one() {
+    fn hz_of_this_host_is_measured() {
         assert!(measure().unwrap() >= 24);
     }
 }

@@ -74,8 +74,8 @@ fn child_answer(parent: &Path, address: IpAddr) -> anyhow::Result<u64> {
         .stdin(Stdio::null())
         .output()
         .context("cannot start the probe")?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    match said.trim().parse() {
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    match stdout.trim().parse() {
         Ok(rto_us) if output.status.success() => Ok(rto_us),
         _ => {
             let why = String::from_utf8_lossy(&output.stderr);
@@ -95,7 +95,7 @@ impl TempCgroup {
     /// Creates it below `parent`.
     pub fn new(parent: &Path) -> anyhow::Result<Self> {
         // The processes of a killed self-test end one after another.
-        let _clean = (0..SWEEPS).any(|_| {
+        let _ = (0..SWEEPS).any(|_| {
             sweep(parent) || {
                 std::thread::sleep(SWEEP_AGAIN);
                 false
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn verdicts_in_words() {
+    fn interference_verdicts_are_shown() {
         let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
         let good = Verdict::Good {
             address,

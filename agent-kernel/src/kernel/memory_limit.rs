@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cgroup_of_either_version() {
+    fn memory_cgroup_path_is_found_in_v1_and_v2() {
         let unified = mounts::parse(mounts::tests::UNIFIED);
         let (_, mount, dir) = find("0::/system.slice/rto-agent.service\n", &unified).unwrap();
         assert_eq!(mount, Path::new("/sys/fs/cgroup"));

@@ -102,7 +102,7 @@ pub(super) mod tests {
 ";
 
     #[test]
-    fn mounts_of_a_host() {
+    fn mountinfo_is_parsed() {
         let mounts = parse(UNIFIED);
         assert_eq!(mounts.len(), 3);
         assert_eq!(mounts[1].kind, "cgroup2");
@@ -112,7 +112,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn read_only_and_blanks() {
+    fn escaped_and_read_only_mounts_are_parsed() {
         let mounts = parse("1 2 0:1 / /a\\040b ro,relatime - bpf bpf rw\n");
         assert_eq!(mounts[0].point, Path::new("/a b"));
         assert!(mounts[0].read_only);

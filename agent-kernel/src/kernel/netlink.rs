@@ -134,14 +134,14 @@ fn transact(
     socket.send(&bytes, 0)?;
     loop {
         let (datagram, _) = socket.recv_from_full()?;
-        if !heard(&datagram, &mut each)? {
+        if !read_messages(&datagram, &mut each)? {
             return Ok(());
         }
     }
 }
 
 /// Reads the messages of one datagram. Returns whether more will follow.
-fn heard(mut datagram: &[u8], each: &mut impl FnMut(&[u8])) -> io::Result<bool> {
+fn read_messages(mut datagram: &[u8], each: &mut impl FnMut(&[u8])) -> io::Result<bool> {
     while !datagram.is_empty() {
         let message = NetlinkMessage::<Message>::deserialize(datagram).map_err(io::Error::other)?;
         match message.payload {
@@ -192,7 +192,7 @@ mod tests {
     /// The messages read from these datagrams, and the result.
     fn hear(datagram: &[u8]) -> (Vec<Vec<u8>>, Result<bool, Option<i32>>) {
         let mut answers = Vec::new();
-        let ends = heard(datagram, &mut |answer: &[u8]| answers.push(answer.to_vec()));
+        let ends = read_messages(datagram, &mut |answer: &[u8]| answers.push(answer.to_vec()));
         (answers, ends.map_err(|e| e.raw_os_error()))
     }
 
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn several_answers_in_a_datagram_and_an_end() {
+    fn datagram_with_several_messages_is_parsed() {
         let answer = |byte| {
             bytes(NetlinkPayload::InnerMessage(Message::new(
                 24,

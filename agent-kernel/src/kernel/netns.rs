@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links() {
+    fn namespace_links_are_parsed() {
         assert_eq!(parse(Path::new("net:[4026531840]")), Some(4_026_531_840));
         for other in ["mnt:[4026531841]", "net:[x]", "socket:[17]", "/dev/null"] {
             assert_eq!(parse(Path::new(other)), None, "{other}");
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn this_one_is_found_and_can_be_opened() {
+    fn own_namespace_is_found_and_opened() {
         let found = all().unwrap();
         let own = fs::metadata("/proc/self/ns/net").unwrap().ino();
         assert_eq!(found.own, own);

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_namespace_of_host_is_told_from_others() {
+    fn time_namespace_of_host_is_recognised() {
         assert!(is_initial(Path::new("time:[4026531834]")));
         assert!(!is_initial(Path::new("time:[4026532758]")));
     }

@@ -61,7 +61,7 @@ const STARTING: [Capability; 2] = [Capability::CAP_CHOWN, Capability::CAP_NET_BI
 /// (CAP_SYS_RESOURCE): before Linux 5.11, maps count against this limit.
 pub fn keep_for_start() -> io::Result<()> {
     // If this is refused, the existing limit may be enough; the unit's is.
-    let _as_it_is = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+    let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     nix::sys::prctl::set_no_new_privs()?;
     // Without CAP_SETPCAP the bounding set stays; then the parent has limited it, or is not root.
     if holds(CapSet::Effective, Capability::CAP_SETPCAP)? {
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn lockdown_and_lsms() {
+    fn lockdown_and_lsms_are_parsed() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(lockdown(dir.path()), None);
         let state = "none [integrity] confidentiality\n";
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn securityfs_is_where_it_is_mounted() {
+    fn securityfs_mount_is_found() {
         let host = "30 24 0:7 / /sys/kernel/security rw shared:8 - securityfs securityfs rw\n";
         let pod = "50 24 0:7 /apparmor /aa ro - securityfs securityfs rw\n\
                    51 24 0:7 / /host/security ro - securityfs securityfs rw\n";

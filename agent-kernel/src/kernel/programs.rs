@@ -51,7 +51,7 @@ pub fn in_tree(root: &Path, ours: &[u32]) -> io::Result<Vec<AttachedProgram>> {
             if entry.file_type().is_ok_and(|t| t.is_dir()) {
                 let path = entry.path();
                 // The cgroup may have been removed since it was listed.
-                let _gone = visit(&path, ours, &mut found);
+                let _ = visit(&path, ours, &mut found);
                 below.push(path);
             }
         }
@@ -65,7 +65,7 @@ pub fn in_ancestry(root: &Path, cgroup: &Path, ours: &[u32]) -> Vec<AttachedProg
     let mut found = Vec::new();
     for dir in cgroup.ancestors().take_while(|dir| dir.starts_with(root)) {
         // If the kernel refuses the query, the attempt to attach reports the reason.
-        let _unknown = visit(dir, ours, &mut found);
+        let _ = visit(dir, ours, &mut found);
     }
     found
 }

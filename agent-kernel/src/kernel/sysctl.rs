@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_or_nothing() {
+    fn invalid_sysctl_value_is_none() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("tcp_syn_retries"), "6\n").unwrap();
         fs::write(dir.path().join("odd"), "x\n").unwrap();

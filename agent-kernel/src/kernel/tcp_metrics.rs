@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn this_namespace_can_be_dumped() {
+    fn tcp_metrics_of_this_namespace_are_read() {
         all().unwrap();
     }
 }

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn releases_as_distributions_write_them() {
+    fn distribution_releases_are_parsed() {
         for (release, number) in [
             ("6.18.44-fc-v669", (6, 18)),
             ("6.1.0-44-cloud-amd64", (6, 1)),

@@ -12,12 +12,12 @@ fn parsed(line: &str) -> Result<Cli, clap::Error> {
 }
 
 #[test]
-fn the_definitions_hold_together() {
+fn cli_definition_is_consistent() {
     Cli::command().debug_assert();
 }
 
 #[test]
-fn options_before_the_verb_are_those_after_it() {
+fn options_before_verb_equal_options_after_it() {
     for line in [
         "--socket /s --json status",
         "--json --socket=/s status",
@@ -42,7 +42,7 @@ fn options_before_the_verb_are_those_after_it() {
 
 /// As after the verb, for each verb there is.
 #[test]
-fn a_verb_that_has_no_such_option_refuses_it() {
+fn verb_refuses_option_of_other_verb() {
     let command = Cli::command();
     let mut refusing = Vec::new();
     for verb in command.get_subcommands() {
@@ -72,7 +72,7 @@ fn a_verb_that_has_no_such_option_refuses_it() {
 
 /// Tables in full where a verb prints any, and colours where it prints states.
 #[test]
-fn verbs_say_how_they_are_shown() {
+fn wide_and_color_options_are_on_these_verbs() {
     let command = Cli::command();
     let having = |id: &str| -> Vec<&str> {
         let verbs = command.get_subcommands();
@@ -118,7 +118,7 @@ fn advice_takes_one_source() {
 }
 
 #[test]
-fn a_duration_that_is_none_is_a_usage_error() {
+fn invalid_duration_is_usage_error() {
     for line in [
         "add 10.0.0.0/8 --initial-rto 100",
         "add 10.0.0.0/8 --rto-min 5sm",
@@ -154,7 +154,7 @@ fn help(verb: &str, long: bool) -> String {
 }
 
 #[test]
-fn add_has_its_options_under_their_headings() {
+fn add_help_groups_options() {
     insta::assert_snapshot!("add_short", help("add", false));
     insta::assert_snapshot!("add_long", help("add", true));
 }
@@ -185,7 +185,7 @@ fn every_verb_has_examples() {
 }
 
 #[test]
-fn a_switch_of_a_policy_needs_no_value() {
+fn boolean_setting_needs_no_value() {
     for line in [
         "add 10.0.0.0/8 --thin-linear",
         "add 10.0.0.0/8 --thin-linear true",
@@ -199,7 +199,7 @@ fn a_switch_of_a_policy_needs_no_value() {
 }
 
 #[test]
-fn a_value_that_is_learnt_has_its_bounds_in_one_word() {
+fn auto_initial_rto_takes_bounds_in_one_word() {
     let line = "add 10.0.0.0/8 --initial-rto auto,min=50ms --guard on --mode advise";
     let Verb::Add(add) = parsed(line).unwrap().verb else {
         panic!("{line}");
@@ -212,14 +212,14 @@ fn a_value_that_is_learnt_has_its_bounds_in_one_word() {
 }
 
 #[test]
-fn a_missing_unit_is_suggested_as_it_is_usual() {
-    for (line, said) in [
+fn missing_unit_is_suggested() {
+    for (line, message) in [
         ("add 10.0.0.0/8 --policy p --ttl 10", "perhaps 10m"),
         ("add 10.0.0.0/8 --rto-min 10", "perhaps 10ms"),
         ("top --interval 2", "perhaps 2s"),
     ] {
         let error = parsed(line).unwrap_err().to_string();
-        assert!(error.contains(said), "{line}: {error}");
+        assert!(error.contains(message), "{line}: {error}");
     }
 }
 

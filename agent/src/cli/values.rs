@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_have_limits() {
+    fn option_values_have_limits() {
         assert_eq!(interval("2s"), Ok(Duration::from_secs(2)));
         assert!(interval("1us").is_err());
         assert!(delack("201ms").is_err());

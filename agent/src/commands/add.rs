@@ -90,8 +90,8 @@ mod tests {
             policy: "adhoc-00ff11aa".parse().ok(),
             ..ChangeAnswer::default()
         };
-        let said = text(&made, true, true);
-        assert!(said.contains("policy adhoc-00ff11aa, created from these settings"));
+        let shown = text(&made, true, true);
+        assert!(shown.contains("policy adhoc-00ff11aa, created from these settings"));
         assert_eq!(text(&made, true, false), "nothing changed\n");
     }
 }

@@ -41,7 +41,7 @@ fn progress(walk: &WalkView) {
         let end = if walk.running { "\r" } else { "\x1b[2K\r" };
         let seen: u64 = walk.policies.values().map(|p| p.seen).sum();
         // A failed write of the progress is not an error.
-        let _shown = write!(
+        let _ = write!(
             err,
             "\x1b[2K{} of {}, {} covered{end}",
             walk.namespaces_done + walk.skipped.len(),

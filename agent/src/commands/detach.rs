@@ -172,7 +172,7 @@ fn detach(
         let others = other_programs(&agent.pin_dir, None, &cgroup);
         remove_others(&others, &mut answer);
         // A child left by a killed probe ends by itself a moment later.
-        let _swept = (0..100).any(|_| {
+        let _ = (0..100).any(|_| {
             interference::sweep(&cgroup) || {
                 std::thread::sleep(Duration::from_millis(20));
                 false

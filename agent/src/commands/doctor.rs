@@ -101,7 +101,7 @@ fn probe_timers(
     };
     let verdict = interference::probe(cgroup, &target);
     // Without a daemon, or for a user other than root, the verdict is not reported.
-    let _told = Client::new(&agent.socket).post::<()>("/v1/probe", &verdict);
+    let _ = Client::new(&agent.socket).post::<()>("/v1/probe", &verdict);
     Some(verdict)
 }
 

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn process_port_and_end_are_told_apart() {
+    fn pid_port_and_address_are_distinguished() {
         let good = [
             ("4711", Wanted::Process(4711)),
             (":443", Wanted::Port(443)),

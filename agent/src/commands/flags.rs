@@ -18,17 +18,17 @@ fn line(text: &str) -> String {
         let setting = SETTINGS.iter().find(|setting| setting.key.name == word)?;
         Some(setting.flag().0)
     };
-    let mut said = String::new();
+    let mut message = String::new();
     let mut rest = text;
     while let Some(at) = rest.find(|c: char| c.is_ascii_lowercase()) {
         let (before, after) = rest.split_at(at);
-        said.push_str(before);
+        message.push_str(before);
         let is_end = |c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '-';
         let (word, after) = after.split_at(after.find(is_end).unwrap_or(after.len()));
         let value = after.strip_prefix(ASSIGNED);
         rest = after;
         let flag = flag(word).filter(|_| value.is_some() || !WORDS.contains(&word));
-        said.push_str(flag.unwrap_or(word));
+        message.push_str(flag.unwrap_or(word));
         if flag.is_none() {
             continue;
         }
@@ -36,25 +36,25 @@ fn line(text: &str) -> String {
             rest = match value.strip_prefix("true") {
                 Some(rest) => rest,
                 None => {
-                    said.push(' ');
+                    message.push(' ');
                     value
                 }
             };
             // A quoted TOML value.
             if let Some((quoted, after)) = rest.strip_prefix('"').and_then(|r| r.split_once('"')) {
-                said.push_str(quoted);
+                message.push_str(quoted);
                 rest = after;
             }
         }
     }
-    said.push_str(rest);
+    message.push_str(rest);
     // The user does not know the name that the daemon generates for these settings.
-    match said
+    match message
         .strip_prefix("policy adhoc-")
         .and_then(|s| s.split_once(": "))
     {
         Some((_, error)) => error.to_owned(),
-        None => said,
+        None => message,
     }
 }
 
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn keys_become_flags() {
-        for (text, said) in [
+        for (text, message) in [
             (
                 "initial_rto = 100ms: below 200ms on a prefix shorter than /8 needs force = true, because",
                 "--initial-rto 100ms: below 200ms on a prefix shorter than /8 needs --force, because",
@@ -83,7 +83,7 @@ mod tests {
                 "no policy is active: net.ipv4.tcp_retries2 = 15",
             ),
         ] {
-            assert_eq!(flags_for_keys(text), said);
+            assert_eq!(flags_for_keys(text), message);
         }
     }
 }

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_verb_has_a_page_and_none_that_is_hidden() {
+    fn each_visible_verb_has_man_page() {
         let dir = tempfile::tempdir().unwrap();
         let args = Man {
             verb: None,

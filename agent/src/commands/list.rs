@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_asked_for() {
+    fn list_is_filtered_by_policy_and_cidr() {
         let wanted = |change: fn(&mut Wanted)| {
             let mut wanted = Wanted::default();
             change(&mut wanted);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_fit_a_terminal() {
+    fn list_fits_terminal() {
         let mut answer = ListAnswer {
             entries: all(),
             ..ListAnswer::default()

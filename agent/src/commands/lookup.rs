@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn lookup_of_no_address_names_fix() {
-        for (text, said) in [
+        for (text, message) in [
             ("fe80::1%eth0", "rto-agent lookup fe80::1"),
             ("[fe80::1%2]:443", "rto-agent lookup fe80::1"),
             ("10.0.0.0/8", "rto-agent list --cidr 10.0.0.0/8"),
@@ -133,7 +133,7 @@ mod tests {
             ("", "10.1.2.3:443"),
         ] {
             let error = address(text).unwrap_err().to_string();
-            assert!(error.contains(said), "{text}: {error}");
+            assert!(error.contains(message), "{text}: {error}");
         }
     }
 }

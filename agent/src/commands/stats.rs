@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn in_full() {
+    fn stats_in_full() {
         insta::assert_snapshot!(in_top(&sample(), None));
     }
 
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_arm_follows_its_policy() {
+    fn control_arm_is_listed_after_its_policy() {
         let look = Look {
             in_full: true,
             ..Look::default()
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_arm_is_counted_since_it_was_there() {
+    fn control_arm_counts_from_its_start() {
         let (before, now) = (sample(), with_control());
         let came = since(&before, &now);
         let stats = came.policies.values().next().unwrap();
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn difference_from_nothing_is_everything() {
+    fn difference_from_empty_stats_is_all() {
         let nothing = StatsAnswer {
             on: true,
             ..StatsAnswer::default()

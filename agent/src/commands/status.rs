@@ -52,11 +52,11 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
     let reload = &status.last_reload;
     let ago = since(reload.at_s);
     let outcome = if reload.ok { "good" } else { "REFUSED" };
-    let kept = reload.kept_at_s.map(|at_s| {
+    let last_good = reload.kept_at_s.map(|at_s| {
         let ago = since(at_s);
         format!("; the last good configuration, saved {ago} ago, is active")
     });
-    let kept = kept.unwrap_or_default();
+    let last_good = last_good.unwrap_or_default();
     let host = &status.host;
     let lines = [
         (
@@ -100,7 +100,7 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
         (
             "configuration",
             format!(
-                "{}, {outcome}, {ago} ago ({}){kept}",
+                "{}, {outcome}, {ago} ago ({}){last_good}",
                 printable::path(&status.config),
                 reload.cause
             ),

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_are_in_colour_where_that_is_wanted() {
+    fn states_are_coloured_on_terminal() {
         let text = "ok       a: b\nWARNING  c\nattached       NO: gone\nok\n".to_owned();
         let colours = "\x1b[32mok     \x1b[0m  a: b\n\x1b[33mWARNING\x1b[0m  c\n\
                        attached       \x1b[1;31mNO:\x1b[0m gone\nok\n";
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_broken_at_blanks() {
+    fn lines_wrap_at_blanks() {
         let text = "accepted  rto_min is set after the first sample";
         assert_eq!(wrapped(text, 10, None), text);
         let lines = "accepted  rto_min is\n          set after the\n          first sample";
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_cut_off_at_the_edge() {
+    fn line_is_cut_at_terminal_width() {
         assert_eq!(shortened("abc def", Some(7)), "abc def");
         assert_eq!(shortened("abc def", Some(5)), "abc…");
         assert_eq!(shortened("abc def", None), "abc def");

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn differences_are_told_and_what_became_of_them() {
+    fn verify_lists_differences_and_repairs() {
         let good = VerifyAnswer {
             ok: true,
             entries: 3,
@@ -91,14 +91,14 @@ mod tests {
             differences,
             ..good
         };
-        let said = text(&bad);
+        let message = text(&bad);
         assert!(
-            said.starts_with("entry 10.0.0.0/24 (of no policy) is not desired\n"),
-            "{said}"
+            message.starts_with("entry 10.0.0.0/24 (of no policy) is not desired\n"),
+            "{message}"
         );
         assert!(
-            said.ends_with("and 50 more\nNOT repaired; see rto-agent status\n"),
-            "{said}"
+            message.ends_with("and 50 more\nNOT repaired; see rto-agent status\n"),
+            "{message}"
         );
         let repaired = VerifyAnswer {
             repaired: true,

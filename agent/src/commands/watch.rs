@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_for_people() {
+    fn events_are_shown_as_lines() {
         let event = EventView {
             at_us: 1_700_000_000_123_456,
             kind: Kind::Syn,

@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn retransmissions_that_limit_a_policy_are_priced() {
+    fn limiting_syn_ack_retries_show_cost_of_raise() {
         let finding = syn_ack_retries(&auto(), &HOST);
         assert_eq!(finding.severity, Severity::Note);
         assert_eq!(
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn ratelimit_above_the_timer_is_noted_where_covered_peers_connect() {
+    fn ratelimit_above_timer_is_noted_for_covered_peers() {
         let mut set = auto();
         let entry = Entry {
             policy: "near".parse().unwrap(),
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn mptcp_is_told_where_it_falls_back_early() {
+    fn early_mptcp_fallback_is_noted() {
         let on = MptcpSysctls {
             enabled: true,
             retransmissions: Some(2),
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn fast_open_is_told_where_it_can_be_switched_off() {
+    fn fast_open_without_btf_warns() {
         assert!(fast_open(&auto(), true, Some(0)).is_none());
         assert!(fast_open(&auto(), true, None).is_none());
         assert!(fast_open(&set(&[]), false, Some(3600)).is_none());

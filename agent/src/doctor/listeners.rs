@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_listeners() {
+    fn listener_lines_are_parsed() {
         let v4 = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 4711 1 \
                   0000000000000000 100 0 0 10 0";
         assert_eq!(

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn root_is_not_told_to_run_as_root() {
+    fn root_gets_no_hint_to_run_as_root() {
         assert_eq!(fix_for(false, "mount it"), "run as root");
         assert_eq!(fix_for(true, "mount it"), "mount it");
         if privileges::effective().map(privileges::missing) == Some(Vec::new()) {

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_on_the_way_are_one_warning_and_those_elsewhere_none() {
+    fn programs_of_ancestor_cgroups_are_one_warning() {
         let cgroup = Path::new("/c/own");
         let own = program(1, "/c/own", true);
         let elsewhere = [
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn exclusive_programs_stand_in_the_way_others_are_told() {
+    fn exclusive_program_is_problem_others_are_notes() {
         let program = |cgroup: &str, exclusive, overridable| AttachedProgram {
             exclusive,
             overridable,
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn thin_streams_by_sysctl_are_told() {
+    fn tcp_thin_linear_timeouts_sysctl_is_noted() {
         assert_eq!(thin_linear(Some(0), None).severity, Severity::Ok);
         assert_eq!(thin_linear(None, None).severity, Severity::Ok);
         assert_eq!(thin_linear(Some(1), None).severity, Severity::Warning);
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_locked_route_is_a_problem_where_an_entry_has_rto_min() {
+    fn locked_route_is_problem_where_entry_has_rto_min() {
         let route = LockedRoute {
             destination: "10.1.0.0/16".parse().unwrap(),
             table: 254,

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn only_locked_ones() {
+    fn locked_routes_are_parsed() {
         const MTU: u16 = 2;
         let locked = |metrics: &[(u16, u32)]| locked_route(&route(libc::RTN_UNICAST, 8, metrics));
         assert_eq!(
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn only_those_that_lead_somewhere() {
+    fn unreachable_and_blackhole_routes_are_skipped() {
         for (kind, prefix, leads) in [
             (libc::RTN_UNICAST, 8, true),
             (libc::RTN_UNICAST, 0, false),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_route_is_none() {
+    fn truncated_route_is_ignored() {
         let whole = route(
             libc::RTN_UNICAST,
             8,
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn overlaps() {
+    fn prefix_overlap_is_found() {
         let net = |s: &str| s.parse().unwrap();
         assert!(overlap(net("10.0.0.0/8"), net("10.1.0.0/16")));
         assert!(overlap(net("10.1.0.0/16"), net("10.0.0.0/8")));
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn this_namespace_can_be_dumped() {
+    fn routes_of_this_namespace_are_read() {
         locked().unwrap();
         destinations().unwrap();
     }

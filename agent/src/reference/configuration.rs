@@ -84,7 +84,7 @@ fn policy(key: &str, value: &str) -> String {
     ];
     let needed = needed.iter().filter(|(name, _)| *name != key);
     for (name, value) in needed.chain([&(key, value)]) {
-        let _written = writeln!(text, "{name} = {value}");
+        let _ = writeln!(text, "{name} = {value}");
     }
     text
 }
@@ -98,7 +98,7 @@ fn known(section: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_tables_have_the_keys_of_the_parser() {
+fn documented_keys_are_those_of_parser() {
     let policy: Vec<_> = policy_keys().collect();
     for (section, keys) in [("agent", AGENT_KEYS.iter().collect()), ("policy.p", policy)] {
         let mut known = known(section);
@@ -112,7 +112,7 @@ fn the_tables_have_the_keys_of_the_parser() {
 }
 
 #[test]
-fn defaults_are_those_of_the_parser() {
+fn documented_defaults_are_those_of_parser() {
     for (name, default) in AGENT_KEYS.iter().filter_map(default_value) {
         let config = read(format!("[agent]\n{name} = {default}\n")).unwrap();
         assert_eq!(config.agent, AgentConfig::default(), "{name}");
@@ -137,7 +137,7 @@ fn defaults_are_those_of_the_parser() {
 }
 
 #[test]
-fn values_are_taken_up_to_their_bounds() {
+fn documented_bounds_are_those_of_parser() {
     let agent = AGENT_KEYS.iter().map(|key| (key, false));
     for (key, is_policy) in agent.chain(policy_keys().map(|key| (key, true))) {
         let text = |value: &str| match is_policy {
@@ -190,7 +190,7 @@ fn table(keys: impl Iterator<Item = &'static Key>) -> String {
             default,
             ..
         } = key;
-        let _written = writeln!(
+        let _ = writeln!(
             text,
             "| `{name}` | {values} | {default} | {} | {} |",
             meaning(key),
@@ -227,7 +227,7 @@ pub(crate) fn assert_tables<'a>(
 }
 
 #[test]
-fn the_page_has_the_tables() {
+fn configuration_page_is_current() {
     let tables = [
         ("agent", table(AGENT_KEYS.iter())),
         ("policy", table(policy_keys())),

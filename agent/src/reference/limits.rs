@@ -104,25 +104,25 @@ fn configuration() -> Vec<Limit> {
             "entries",
             number(MAX_ENTRIES_LIMIT),
             STAYS,
-            "reference::limits::more_than_there_is_room_for_is_refused",
+            "reference::limits::entries_beyond_limit_are_refused",
         ),
         limit(
             "policies",
             number(MAX_POLICIES),
             STAYS,
-            "reference::limits::more_than_there_is_room_for_is_refused",
+            "reference::limits::entries_beyond_limit_are_refused",
         ),
         limit(
             "length of a policy name",
             bytes(POLICY_NAME_LEN as u64 - 1),
             STAYS,
-            "reference::limits::a_name_has_a_longest",
+            "reference::limits::policy_name_length_is_limited",
         ),
         limit(
             "path of a Unix socket",
             bytes(MAX_SOCKET_PATH as u64),
             STAYS,
-            "config::tests::paths_that_no_system_call_takes_are_refused",
+            "config::tests::invalid_paths_are_refused",
         ),
         limit(
             "`--ttl`",
@@ -146,7 +146,7 @@ fn requests() -> Vec<Limit> {
             "CIDRs of a request",
             number(MAX_CIDRS),
             "422",
-            "wire::bounded::tests::a_list_ends",
+            "wire::bounded::tests::list_beyond_limit_is_refused",
         ),
         limit(
             "concurrent bodies larger than 64 KiB, separately for root and all others",
@@ -298,13 +298,13 @@ fn table(limits: &[Limit]) -> String {
             None if test.is_empty() => String::new(),
             None => format!("`{test}` (unit)"),
         };
-        let _written = writeln!(text, "| {what} | {value} | {then} | {test} |");
+        let _ = writeln!(text, "| {what} | {value} | {then} | {test} |");
     }
     text
 }
 
 #[test]
-fn the_page_has_the_numbers_of_the_program() {
+fn limits_page_is_current() {
     let tables = sections().map(|(name, limits)| (name, table(&limits)));
     assert_tables(PAGE, "limits", "reference::limits", tables);
     // Numbers that the texts spell out.
@@ -312,7 +312,7 @@ fn the_page_has_the_numbers_of_the_program() {
 }
 
 #[test]
-fn the_tests_that_are_named_exist() {
+fn tests_named_on_limits_page_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for (_, limits) in sections() {
         for Limit { test, .. } in limits.iter().filter(|limit| !limit.test.is_empty()) {
@@ -348,7 +348,7 @@ fn the_tests_that_are_named_exist() {
 }
 
 #[test]
-fn numbers_are_easy_to_read() {
+fn large_numbers_have_separators() {
     assert_eq!(number(7u32), "7");
     assert_eq!(number(MAX_ENTRIES_LIMIT), "4,194,304");
     assert_eq!(
@@ -358,7 +358,7 @@ fn numbers_are_easy_to_read() {
 }
 
 #[test]
-fn more_than_there_is_room_for_is_refused() {
+fn entries_beyond_limit_are_refused() {
     use rto_agent_core::policy::{PolicySet, entries::Builder};
 
     let mut set = PolicySet::default();
@@ -386,7 +386,7 @@ fn more_than_there_is_room_for_is_refused() {
 }
 
 #[test]
-fn a_name_has_a_longest() {
+fn policy_name_length_is_limited() {
     let name = |length: usize| {
         "p".repeat(length)
             .parse::<rto_agent_core::policy::PolicyName>()

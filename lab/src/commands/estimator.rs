@@ -100,7 +100,7 @@ impl Estimator {
 
     /// The user's own estimator, if any of its options was given.
     pub(crate) fn own(&self) -> Option<Rfc6298> {
-        let said = self.alpha.or(self.beta).or(self.k).is_some()
+        let is_given = self.alpha.or(self.beta).or(self.k).is_some()
             || self.granularity.or(self.minimum).is_some();
         let mut own = Rfc6298::new(Weights {
             alpha: self.alpha.unwrap_or(Weights::W1.alpha),
@@ -109,7 +109,7 @@ impl Estimator {
         own.k = self.k.unwrap_or(own.k);
         own.granularity_us = self.granularity.map_or(own.granularity_us, micros);
         own.minimum_us = self.minimum.map_or(own.minimum_us, micros);
-        said.then_some(own)
+        is_given.then_some(own)
     }
 }
 
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_many_variations() {
+    fn variations_are_parsed() {
         assert_eq!(variations("4"), Ok(4.0));
         for text in ["-3", "nan", "inf", "1001", ""] {
             assert!(
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn weights() {
+    fn weights_are_parsed() {
         assert_eq!(weight("1/8"), Ok(0.125));
         assert_eq!(weight("0.5"), Ok(0.5));
         for text in ["0", "1.5", "1/0", "x", "1/x", "-1"] {

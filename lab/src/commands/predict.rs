@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_make_a_kernel() {
+    fn flags_give_kernel_timers() {
         let own = |line: &str, kernel| {
             let args = parsed(line);
             own(&args, &values(&args, Host::with_defaults(250)), kernel)
@@ -460,19 +460,19 @@ mod tests {
         insta::assert_snapshot!("handshakes", table.text());
         let text = values(&parsed("--rto-min 5ms --rto-max 10s"), host).text();
         assert!(text.contains("5ms -> 8ms, 2 jiffies at HZ=250"), "{text}");
-        for (line, said) in [
+        for (line, message) in [
             ("--rto-min 201ms", "must be between 1us and 200ms"),
             ("--rto-min 0s", "must be between"),
             ("--rto-max 500ms", "must be between 1s and 2m"),
         ] {
             let words = ["rto-lab", "predict"].into_iter().chain(line.split(' '));
             let error = Cli::try_parse_from(words).unwrap_err().to_string();
-            assert!(error.contains(said), "{line}: {error}");
+            assert!(error.contains(message), "{line}: {error}");
         }
     }
 
     #[test]
-    fn the_table_marks_what_is_worse() {
+    fn table_marks_worse_predictions() {
         let near = LinuxTimers::near(250, 200);
         let ms = Duration::from_millis;
         let own = near.with_rto_min(50_000);
@@ -484,15 +484,15 @@ mod tests {
     }
 
     #[test]
-    fn bad_lists() {
-        for (text, said) in [
+    fn invalid_lists_are_refused() {
+        for (text, message) in [
             ("", "--disruption"),
             ("10", "such as 10ms"),
             ("2h", "at most 1h"),
             ("30ms..40ms", "give a list"),
         ] {
             let error = format!("{:#}", durations("--disruption", text).unwrap_err());
-            assert!(error.contains(said), "{text}: {error}");
+            assert!(error.contains(message), "{text}: {error}");
         }
     }
 }

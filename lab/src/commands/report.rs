@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_have_what_was_measured() {
+    fn pages_are_current() {
         let mut found = Vec::new();
         for page in ["lab", "published", "results", "workloads"] {
             let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/research");

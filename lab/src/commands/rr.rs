@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_and_ports() {
+    fn hosts_and_ports_are_parsed() {
         let at = |ip: &str, port| vec![SocketAddr::new(ip.parse().unwrap(), port)];
         for (text, expected) in [
             ("10.0.0.1", at("10.0.0.1", 4700)),
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn plans() {
+    fn rr_arguments_give_plan() {
         let plan = |line: &str| {
             let line = format!("--connect 127.0.0.1 {line}");
             parsed(line.trim()).unwrap().plan("127.0.0.1")
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_usage() {
+    fn invalid_rr_arguments_are_refused() {
         for bad in [
             "--json",
             "--server --json",

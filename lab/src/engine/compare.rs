@@ -103,7 +103,7 @@ mod tests {
     };
 
     #[test]
-    fn two_logs_next_to_each_other() {
+    fn two_logs_are_compared() {
         let (manifest, slow, fast) = (manifest(), records(40.0), records(16.0));
         let report = compare(("a", &manifest, &slow), ("b", &manifest, &fast)).unwrap();
         let effects = &report.effects[1];

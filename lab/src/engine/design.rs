@@ -352,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stats_have_names() {
+    fn stat_names_are_parsed() {
         for text in [
             "mean",
             "least",
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn stats_of_values() {
+    fn stats_are_computed() {
         let values: Vec<Weighted> = (1..=100).map(|n| (f64::from(n), 1.0)).collect();
         let of = |text: &str| text.parse::<Stat>().unwrap().of_values(&values);
         assert_eq!(of("mean"), Some(50.5));

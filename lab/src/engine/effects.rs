@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn the_headline_counts() {
+    fn headline_counts_verdicts() {
         let (design, spec) = design();
         let effects = [
             effect_of(11, |_| 20.0, false),

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_found_in_noise() {
+    fn noise_has_no_effect() {
         let mut wrong = 0;
         for seed in 0..200 {
             let noise = noise(22, 200.0, seed);

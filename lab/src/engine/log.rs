@@ -200,7 +200,7 @@ impl Log {
         let written = self.file.write_all(line.as_bytes());
         if written.is_err() {
             // Cuts the incomplete line: the disk may have room for the next one.
-            let _cut = self.file.set_len(whole);
+            let _ = self.file.set_len(whole);
         }
         written.with_context(|| self.path.display().to_string())
     }

@@ -443,7 +443,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_report_is_made_of_records() {
+    fn report_is_rendered_from_records() {
         let report = report(&manifest(), &records(16.0));
         assert_eq!(report.findings.len(), 1);
         assert!(
@@ -494,7 +494,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_series_over_time_has_a_point_for_each_record() {
+    fn time_series_has_point_for_each_record() {
         let mut manifest = manifest();
         let design = &mut manifest.design;
         design.units.insert("elapsed".to_owned(), "s".to_owned());
@@ -523,7 +523,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn numbers_tell_what_is_worth_telling() {
+    fn numbers_have_significant_digits() {
         let design = manifest().design;
         for (value, text) in [
             (207.54, "207.5"),

@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn every_run_once_and_the_rest_after_a_failure() {
+    fn resumed_study_runs_each_run_once() {
         let dir = tempfile::tempdir().unwrap();
         let options = options(dir.path());
         let error = run(&trial(Some(7), 0.0), &options).unwrap_err();

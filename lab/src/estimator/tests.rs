@@ -18,7 +18,7 @@ fn rtos<E: Estimator>(mut estimator: E, rtts_us: &[u64]) -> Vec<u64> {
 }
 
 #[test]
-fn a_computed_example() {
+fn rfc6298_matches_computed_example() {
     let rfc = Rfc6298::new(Weights::W1);
     assert_eq!(rfc.rto_us(), 1_000_000);
     // R = 100 ms: SRTT 100, RTTVAR 50, RTO 300.
@@ -43,7 +43,7 @@ fn a_computed_example() {
 }
 
 #[test]
-fn a_steady_path_ends_at_the_granularity() {
+fn steady_path_converges_to_granularity() {
     let last = *rtos(Rfc6298::new(Weights::W1), &[1_000; 100])
         .last()
         .unwrap();
@@ -51,7 +51,7 @@ fn a_steady_path_ends_at_the_granularity() {
 }
 
 #[test]
-fn the_weights_are_the_published_ones() {
+fn weights_are_published_ones() {
     let pairs = Weights::ALL.map(|(_, w)| (w.alpha * 16.0, w.beta * 8.0));
     let alphas = [2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 1.0, 1.0, 1.0];
     let betas = [2.0, 3.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 1.0];
@@ -80,7 +80,7 @@ fn naive(rtts_us: &[u64], alpha: f64, beta: f64, g: f64) -> Vec<f64> {
 
 proptest! {
     #[test]
-    fn rfc_as_the_naive_one(
+    fn rfc6298_matches_naive_implementation(
         rtts in prop::collection::vec(0u64..10_000_000, 1..50),
         which in 0usize..9,
         granularity_us in 0u64..10_000,

@@ -291,9 +291,9 @@ mod tests {
     }
 
     #[test]
-    fn each_mechanism_makes_a_setting_in_its_own_way() {
+    fn each_mechanism_applies_setting() {
         let (thin, rto_min_us) = (true, 8_000);
-        for (by, said) in [
+        for (by, message) in [
             (
                 Mechanism::Agent,
                 "policy = { rto_min = \"8000us\", thin_linear = true }",
@@ -304,7 +304,7 @@ mod tests {
         ] {
             let made = Setting { thin, rto_min_us }.settings(by, 10_000);
             let made = made.unwrap().describe();
-            assert!(made.contains(said), "{made}");
+            assert!(made.contains(message), "{made}");
         }
     }
 }

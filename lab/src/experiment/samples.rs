@@ -111,20 +111,20 @@ mod tests {
             {"from_us": 50000, "below_us": 60000, "count": 5}]}}}}}"#;
 
     #[test]
-    fn statistics_of_the_agent() {
+    fn samples_are_drawn_from_agent_statistics() {
         let all = Samples::of_statistics(STATISTICS, None).unwrap();
         assert!(all.is_drawn && all.remarks[0].starts_with("15 smoothed RTTs"));
         let far = Samples::of_statistics(STATISTICS, Some("far")).unwrap();
         assert!(far.flows.iter().flatten().all(|s| s.rtt_us == 60_000));
         assert!(far.flows.iter().map(Vec::len).sum::<usize>() >= DRAWN);
-        for (text, policy, said) in [
+        for (text, policy, message) in [
             (STATISTICS, Some("other"), "the statistics have: far, near"),
             ("{}", None, "rto-agent stats --json"),
             ("nonsense", None, "rto-agent stats --json"),
             (r#"{"policies": {}}"#, None, "rtt_sampling"),
         ] {
             let error = format!("{:#}", Samples::of_statistics(text, policy).unwrap_err());
-            assert!(error.contains(said), "{error}");
+            assert!(error.contains(message), "{error}");
         }
     }
 }

@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_come_in_any_pieces() {
+    fn http2_messages_are_read_in_pieces() {
         let whole = [framed(b"one"), framed(b""), framed(b"three")].concat();
         let mut messages = Messages::default();
         let mut found = Vec::new();

@@ -161,7 +161,7 @@ fn each<E>(
         let (stream, _) = listener.accept()?;
         let connection = connection.clone();
         // A client that disconnects is not an error of the server.
-        let _detached = thread::Builder::new().spawn(move || connection(stream).is_ok());
+        let _ = thread::Builder::new().spawn(move || connection(stream).is_ok());
     }
 }
 
@@ -319,7 +319,7 @@ mod tests {
 
     /// Each workload over the loopback interface, with its own server.
     #[test]
-    fn conversations() {
+    fn protocols_exchange_requests() {
         let on: IpAddr = Ipv4Addr::LOCALHOST.into();
         let any = || listen(SocketAddr::new(on, 0)).unwrap();
         let nine = |client: &mut dyn Client| {

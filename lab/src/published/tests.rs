@@ -14,7 +14,7 @@ fn ms(us: u64) -> f64 {
 /// The authors' rule gives 119 cells; the other 25 are slips of the table, which are shown for what they
 /// are and not bent to.
 #[test]
-fn the_computed_table() {
+fn rule_gives_published_table() {
     let mut slips = BTreeMap::new();
     for (column, disruption_us, published) in Table::theory().cells() {
         let idle = ms(column.ideal_idle_us(disruption_us));
@@ -134,7 +134,7 @@ fn linux_6_11_fits_drops_at_the_client() {
 }
 
 #[test]
-fn every_cell_is_there() {
+fn every_published_cell_is_read() {
     for (table, cells) in [
         (Table::theory(), 144),
         (Table::linux_6_5(), 96),

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn as_text() {
+    fn report_is_shown_as_text() {
         insta::assert_snapshot!(report().text());
     }
 
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn as_files() {
+    fn report_files_are_written() {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("new");
         report().write(&out).unwrap();

@@ -263,7 +263,7 @@ pub fn run(plan: &Plan, go_on: &dyn Fn() -> bool, each: Each<'_>) -> anyhow::Res
             let worker = thread::Builder::new().name(format!("connection {}", number + 1));
             let spawned = worker.spawn_scoped(scope, move || {
                 // The receiver is gone only if other workers failed.
-                let _late = sender.send(worker::work(share, client, shared));
+                let _ = sender.send(worker::work(share, client, shared));
             });
             if spawned.is_err() {
                 shared.stop.store(true, Ordering::Relaxed);

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn for_people() {
+    fn rr_result_is_shown() {
         insta::assert_snapshot!(text(&outcome()));
     }
 

@@ -202,7 +202,7 @@ mod tests {
     use crate::engine::{Stat, Weighted};
 
     #[test]
-    fn a_record_has_the_distribution() {
+    fn record_has_distribution() {
         let mut times = Histogram::<u64>::new(3).unwrap();
         for us in 1..=10_000 {
             times.record(us).unwrap();

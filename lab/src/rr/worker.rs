@@ -108,9 +108,9 @@ pub(super) fn work(mut share: Share, connected: Option<Connected>, shared: &Shar
 fn farewell(share: &mut Share, client: Client, shared: &Shared<'_>) {
     // A stop that arrives during this request ends the wait; a worker that was stopped before still asks.
     let stopped = shared.stop.load(Ordering::Relaxed);
-    let heard = client.close_with_tcp_info(&|| stopped || !shared.stop.load(Ordering::Relaxed));
+    let info = client.close_with_tcp_info(&|| stopped || !shared.stop.load(Ordering::Relaxed));
     let on = share.number + 1;
-    match heard {
+    match info {
         Ok(info) => {
             if let Some(end) = &mut share.end {
                 end.server = Some(info);
@@ -252,5 +252,5 @@ fn sleep_until(until: Instant, over: &dyn Fn() -> bool) {
 
 fn record(histogram: &mut Histogram<u64>, time: Duration) {
     // A histogram that resizes itself accepts every value.
-    let _taken = histogram.record(micros(time));
+    let _ = histogram.record(micros(time));
 }

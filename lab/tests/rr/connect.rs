@@ -31,7 +31,7 @@ fn log(path: &Path) -> (Value, Vec<Value>) {
 }
 
 #[test]
-fn handshakes_with_any_server() {
+fn connect_measures_any_server() {
     // It never calls accept(): the kernel completes the handshakes.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = listener.local_addr().unwrap().to_string();
@@ -49,10 +49,10 @@ fn handshakes_with_any_server() {
     let number = |name: &str| out[name].as_f64().unwrap();
     let counted = number("transactions_per_s") * number("elapsed_s");
     assert!((99.0..=101.0).contains(&counted), "{out:#}");
-    let said = rto_lab(&["connect", &to, "--count", "3"])
+    let message = rto_lab(&["connect", &to, "--count", "3"])
         .assert()
         .success();
-    let text = String::from_utf8(said.get_output().stdout.clone()).unwrap();
+    let text = String::from_utf8(message.get_output().stdout.clone()).unwrap();
     assert!(
         text.contains("TCP_CC to") && text.contains("handshake "),
         "{text}"
@@ -71,9 +71,9 @@ fn handshakes_with_any_server() {
     let out = dir.path().display().to_string();
     rto_lab(&["connect", &to, "--out", &out]).assert().code(1);
     assert!(!dir.path().join("connect.jsonl").exists());
-    let said = rto_lab(&["connect", &to, "--json"]).assert().code(1);
-    let said = String::from_utf8(said.get_output().stderr.clone()).unwrap();
-    assert!(said.contains("refused"), "{said}");
+    let message = rto_lab(&["connect", &to, "--json"]).assert().code(1);
+    let message = String::from_utf8(message.get_output().stderr.clone()).unwrap();
+    assert!(message.contains("refused"), "{message}");
 }
 
 #[test]
@@ -147,25 +147,29 @@ fn records_of_rr_and_connect_have_hosts_and_compare() {
     let page = fs::read_to_string(out.join("connect.html")).unwrap();
     assert!(page.contains("elapsed, s"), "{page}");
     let wider = [&connect[..], &["--connections", "2", "--out", &one]].concat();
-    let said = rto_lab(&wider).assert().code(1).get_output().clone();
-    assert!(String::from_utf8(said.stderr).unwrap().contains("--fresh"));
+    let message = rto_lab(&wider).assert().code(1).get_output().clone();
+    assert!(
+        String::from_utf8(message.stderr)
+            .unwrap()
+            .contains("--fresh")
+    );
     rto_lab(&[&wider[..], &["--fresh"]].concat())
         .assert()
         .success();
 
     fs::remove_file(out.join("rr.html")).unwrap();
-    let said = rto_lab(&["report", &one])
+    let message = rto_lab(&["report", &one])
         .assert()
         .success()
         .get_output()
         .clone();
-    let text = String::from_utf8(said.stdout).unwrap();
+    let text = String::from_utf8(message.stdout).unwrap();
     assert!(text.contains("server, device: lo"), "{text}");
     assert!(text.contains("TCP_RR") && text.contains("TCP_CC"), "{text}");
     assert!(out.join("rr.html").exists());
     let compared = dir.path().join("c").display().to_string();
-    let said = rto_lab(&["compare", &one, &other, "--out", &compared]).assert();
-    let text = String::from_utf8(said.success().get_output().stdout.clone()).unwrap();
+    let message = rto_lab(&["compare", &one, &other, "--out", &compared]).assert();
+    let text = String::from_utf8(message.success().get_output().stdout.clone()).unwrap();
     assert!(
         text.contains("no different") && text.contains("95 % interval"),
         "{text}"
@@ -180,7 +184,7 @@ fn server_of_another_kind_has_no_host_facts() {
     std::thread::spawn(move || {
         use std::io::Write as _;
         for stream in listener.incoming() {
-            let _answered = stream
+            let _ = stream
                 .unwrap()
                 .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
         }

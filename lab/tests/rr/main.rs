@@ -53,8 +53,8 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _reaped = self.0.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -91,7 +91,7 @@ fn measured(to: &str, args: &[&str], status: i32) -> (Value, String) {
 }
 
 #[test]
-fn counts_histograms_and_how_tcp_sees_it() {
+fn rr_counts_histograms_and_tcp_info() {
     let (server, mut said, to) = server("127.0.0.1:0");
     let args = ["--count", "50", "--connections", "3", "--pause", "2ms"];
     let sizes = ["--request", "100", "--response", "2000"];
@@ -142,7 +142,7 @@ fn counts_histograms_and_how_tcp_sees_it() {
 }
 
 #[test]
-fn both_families_by_name_with_live_lines() {
+fn rr_resolves_both_families() {
     let (_server, _said, to) = server("[::]:0");
     let port = to.rsplit(':').next().unwrap();
     for host in ["127.0.0.1", "[::1]", "localhost"] {
@@ -187,7 +187,7 @@ fn peer_silent_closed_or_with_other_protocol_fails() {
     let begin = Instant::now();
     let args = ["--connect", &to, "--pause", "1ms", "--duration", "1m"];
     let mut client = Running::start(&[&args[..], &LIVE, &["--timeout", "2s"]].concat());
-    let _more = client.said(MEASURED);
+    let _stderr = client.said(MEASURED);
     silent.signal(Signal::SIGSTOP);
     let (json, status) = finished(client);
     assert_eq!(status, Some(1), "{json:#}");
@@ -206,7 +206,7 @@ fn peer_silent_closed_or_with_other_protocol_fails() {
     let (mut gone, _said, to) = server("127.0.0.1:0");
     let args = ["--connect", &to, "--pause", "1ms", "--duration", "1m"];
     let mut client = Running::start(&[&args[..], &LIVE].concat());
-    let _more = client.said(MEASURED);
+    let _stderr = client.said(MEASURED);
     gone.0.kill().unwrap();
     let (json, status) = finished(client);
     assert_eq!(
@@ -221,7 +221,7 @@ fn peer_silent_closed_or_with_other_protocol_fails() {
     let peer = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"SSH-2.0-none\r\n").unwrap();
-        let _ended = stream.read(&mut [0; 100]);
+        let _ = stream.read(&mut [0; 100]);
         stream
     });
     let (json, said) = measured(&to, &["--duration", "5s"], 1);
@@ -231,11 +231,11 @@ fn peer_silent_closed_or_with_other_protocol_fails() {
 }
 
 #[test]
-fn an_interrupt_prints_what_was_measured() {
+fn interrupt_prints_measured_results() {
     let (_server, _said, to) = server("127.0.0.1:0");
     let args = ["--connect", &to, "--pause", "1ms", "--duration", "1m"];
     let mut client = Running::start(&[&args[..], &LIVE].concat());
-    let _more = client.said(MEASURED);
+    let _stderr = client.said(MEASURED);
     client.signal(Signal::SIGINT);
     let (json, status) = finished(client);
     assert_eq!(
@@ -291,7 +291,7 @@ fn peer_that_keeps_sending_at_the_end_is_reported() {
 }
 
 #[test]
-fn peers_that_trickle_a_response() {
+fn trickled_response_times_out() {
     let long = ["--response", "1000000"];
     let begin = Instant::now();
     let args = [&long[..], &["--timeout", "500ms"]].concat();

@@ -34,7 +34,7 @@ fn near() -> Distribution {
 }
 
 #[test]
-fn a_near_peer() {
+fn near_peer_gets_shortest_values() {
     let advice = initial(&near(), &QUESTION);
     // Twice half a millisecond, and the law's minimum.
     let suggestion = advice.suggestion.unwrap();
@@ -62,7 +62,7 @@ fn a_near_peer() {
 }
 
 #[test]
-fn a_tail_counts() {
+fn slow_tail_raises_value() {
     let with = |us| {
         let mut times = near();
         times.add(us, 50);
@@ -82,7 +82,7 @@ fn a_tail_counts() {
 }
 
 #[test]
-fn too_little_and_too_long() {
+fn too_few_or_too_slow_samples_have_no_advice() {
     let few: Distribution = (0..299).map(|_| 500).collect();
     let advice = initial(&few, &QUESTION);
     assert_eq!(advice.reason, Some(NoSuggestion::TooFewSamples));
@@ -117,7 +117,7 @@ fn too_little_and_too_long() {
 }
 
 #[test]
-fn peers_at_two_distances_spread() {
+fn rto_min_covers_spread_of_rtts() {
     let times: Distribution = (0..5000)
         .map(|n| if n % 2 == 0 { 500 } else { 50_000 })
         .collect();
@@ -130,7 +130,7 @@ fn peers_at_two_distances_spread() {
 }
 
 #[test]
-fn flows_in_order_are_judged_as_they_came() {
+fn ordered_flows_are_judged_in_order() {
     // Steady, with every 50th answer 70 ms late.
     let late = |n: u64| if n % 50 == 49 { 70_000 } else { 300 };
     let flows = vec![in_turn((0..5000).map(late))];
@@ -190,7 +190,7 @@ fn drawn_samples_follow_the_distribution() {
 
 proptest! {
     #[test]
-    fn a_suggestion_keeps_what_was_asked(
+    fn suggested_initial_rto_keeps_share(
         times in prop::collection::vec((1u64..300_000, 1u64..2_000), 1..20),
         hz in prop::sample::select(vec![100u32, 250, 300, 1000]),
         share in 0.000_5f64..0.1,
@@ -216,7 +216,7 @@ proptest! {
     // Each case draws and evaluates some hundred thousand samples.
     #![proptest_config(ProptestConfig::with_cases(16))]
     #[test]
-    fn an_rto_min_keeps_what_was_asked(
+    fn suggested_rto_min_keeps_share(
         times in prop::collection::vec((1u64..150_000, 100u64..2_000), 1..6),
         hz in prop::sample::select(vec![100u32, 250, 300, 1000]),
         share in 0.001f64..0.1,

@@ -21,7 +21,7 @@ fn rtos(mut estimator: Linux, rtts_us: &[u64]) -> Vec<u64> {
 /// Expected values from another transcription of `tcp_rtt_estimator()` (net/ipv4/tcp_input.c, Linux 6.12), in Python:
 /// eight times the smoothed RTT, four times the mean deviation, and the variation.
 #[test]
-fn the_kernels_arithmetic() {
+fn estimator_matches_kernel_arithmetic() {
     let check = |rto_min_us, samples: &[Sample], states: &[(u32, u32, u32)]| {
         let mut linux = Linux::new(1000).with_minimum(rto_min_us);
         assert_eq!(samples.len(), states.len());
@@ -68,7 +68,7 @@ fn the_kernels_arithmetic() {
 
 /// Measured on Linux 6.18, HZ 250, over a veth: the RTO that ss(8) shows, milliseconds.
 #[test]
-fn the_measured_rtos() {
+fn estimator_matches_measured_rtos() {
     let after = |estimator: Linux, n: usize| rtos(estimator, &vec![100; n + 1])[n] / 1000;
     let own = Linux::new(HZ);
     let low = own.with_minimum(8_000);
@@ -116,7 +116,7 @@ fn late_rto_min_takes_effect_gradually() {
 }
 
 #[test]
-fn a_fall_counts_an_eighth_of_a_rise() {
+fn falling_rtt_counts_an_eighth() {
     // Constant at 100 ms until the first deviation has vanished, then 80 ms off.
     let after = |last_us: u64| {
         let mut linux = Linux::new(1000).with_minimum(2_000);
@@ -131,7 +131,7 @@ fn a_fall_counts_an_eighth_of_a_rise() {
 }
 
 #[test]
-fn the_probe_is_no_later_than_the_rto() {
+fn probe_is_no_later_than_rto() {
     let mut low = Linux::new(1000).with_minimum(10_000);
     assert_eq!(low.probe_jiffies(), 1000);
     for sample in in_turn([4_000; 30]) {
@@ -171,7 +171,7 @@ fn linux_rises_at_once_and_falls_by_windows() {
 
 proptest! {
     #[test]
-    fn linux_is_never_below_what_it_is_bound_by(
+    fn rto_is_never_below_its_minimum(
         rtts in prop::collection::vec(0u64..u64::MAX, 1..50),
         hz in prop::sample::select(vec![100u32, 250, 300, 1000]),
         rto_min_us in 1_000u64..200_000,

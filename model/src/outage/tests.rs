@@ -72,7 +72,7 @@ fn kernel_schedule_is_that_of_syn_timers() {
 /// On Linux 6.18, HZ 250, over 84 outages of 0.05 to 20 s with 100 ms: 1.75 s sooner on average, later by 0.04 s at
 /// most.
 #[test]
-fn scheduled_is_sooner_and_hardly_ever_later() {
+fn scheduled_syns_connect_sooner() {
     let compared = HOST.compare(Timers::Scheduled(25), 50..20_000);
     assert!(
         (-2_000.0..-1_500.0).contains(&compared.mean_ms),
@@ -123,7 +123,7 @@ fn outage_table_in_docs_is_current() {
 
 /// From Linux 6.15 on, the program also limits the doubled interval.
 #[test]
-fn held_interval_changes_no_syn() {
+fn capped_interval_changes_no_syn() {
     for hz in [100, 250, 1000] {
         for linear_timeouts in [0, 1, 4, 10] {
             let host = Host {

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn an_hour_counts_once_it_is_over_and_for_a_day() {
+    fn closed_hour_counts_for_a_day() {
         let mut history = History::default();
         add(&mut history, 0, 10_000, 5_000);
         assert_eq!(history.hours_us(), None);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_connections() {
+    fn latest_connections_are_kept() {
         let mut history = History::default();
         for second in 0..1_000 {
             add(&mut history, second * 1_000, 10_000, 1);

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn little_is_known_at_first() {
+    fn few_samples_take_three_times_longest() {
         assert_eq!(Want::of(&history(&[&[(10_000, 299)]]), &SETTINGS), None);
         let want = Want::of(&history(&[&[(10_000, 300)]]), &SETTINGS).unwrap();
         // With few samples, three times the largest.
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_connections_raise_it() {
+    fn latest_connections_raise_value() {
         let before: Vec<(u64, u64)> = vec![(10_000, 30_000)];
         let few = vec![(100_000, 3), (10_000, 297)];
         let want = Want::of(&history(&[&before, &few]), &SETTINGS).unwrap();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn times_without_an_end_ask_for_the_largest_value() {
+    fn unbounded_times_take_largest_value() {
         let want = Want::of(&history(&[&[(u64::MAX, 3_000)]]), &SETTINGS).unwrap();
         assert_eq!(want.jiffies, SETTINGS.largest());
     }

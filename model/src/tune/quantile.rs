@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn three_of_n() {
+    fn zero_of_n_is_bounded_by_three_over_n() {
         assert_eq!(samples_needed(0.001), 2996);
         assert_eq!(samples_needed(0.01), 300);
         for (count, of, bound) in [
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_two_ways_meet() {
+    fn exact_and_approximate_bounds_agree() {
         let count = 599_000;
         let exact = allowed_above(count, 0.001).unwrap();
         let poisson = poisson_allowed(count, 0.001);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bucket_that_the_allowed_ones_lie_above() {
+    fn bounded_quantile_is_bucket_above_allowed() {
         let mut times = Distribution::default();
         times.add(10_000, 2_996);
         assert_eq!(bounded_quantile_us(&times, 0.001), Some(10_000));
@@ -190,7 +190,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bounds_contain_what_was_seen(count in 0u64..5000, more in 1u64..1_000_000) {
+        fn bounds_contain_observed_share(count in 0u64..5000, more in 1u64..1_000_000) {
             let of = count + more;
             let bound = upper_bound(count, of);
             prop_assert!(bound > count as f64 / of as f64 || bound == 1.0);
@@ -198,7 +198,7 @@ mod tests {
         }
 
         #[test]
-        fn the_bound_is_that_of_clopper_and_pearson(count in 1u64..3_000, share in 0.002f64..0.15) {
+        fn bound_matches_clopper_pearson(count in 1u64..3_000, share in 0.002f64..0.15) {
             let needed = samples_needed(share);
             match allowed_above(count, share) {
                 Some(k) => {
@@ -211,7 +211,7 @@ mod tests {
         }
 
         #[test]
-        fn no_more_lie_above_than_allowed(
+        fn no_more_than_allowed_lie_above_quantile(
             times in prop::collection::vec((1u64..1_000_000, 1u64..2_000), 1..40),
             share in 0.001f64..0.2,
         ) {

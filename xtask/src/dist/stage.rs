@@ -131,7 +131,7 @@ impl<'a> Stage<'a> {
             "rpm" => self.arch.rpm(),
             _ => self.arch.deb(),
         };
-        let said = output(
+        let message = output(
             Command::new(python.join("nfpm"))
                 .args(["package", "--config", list, "--packager", packager])
                 .arg("--target")
@@ -141,7 +141,7 @@ impl<'a> Stage<'a> {
                 .env("VERSION", version)
                 .env("SOURCE_DATE_EPOCH", &self.release.epoch),
         )?;
-        let created = said
+        let created = message
             .lines()
             .find_map(|l| l.strip_prefix("created package: "));
         Ok(created.context("nfpm names no package")?.into())

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn only_all_checks_are_a_success() {
+    fn missing_or_failed_check_is_failure() {
         assert!(is_success(&["ok a", "ok b", "checks end 2"]));
         for lines in [
             &["ok a", "not ok b: why", "checks end 2"][..],
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scripts_are_such_that_bash_reads() {
+    fn check_scripts_are_valid_bash() {
         let of_nodes = [node::PODMAN_CHECKS, node::KUBERNETES_CHECKS];
         for script in [CHECKS, PACKAGE_CHECKS].into_iter().chain(of_nodes) {
             let status = std::process::Command::new("bash")

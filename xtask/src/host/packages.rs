@@ -101,8 +101,8 @@ fn validates(arch: Arch, stage: &Path) -> anyhow::Result<()> {
         qemu
     };
     check.args(["check", "--config"]);
-    let said = output(check.arg(stage.join("config.toml")))?;
-    ensure!(said.contains("good: "), "check said {said}");
+    let message = output(check.arg(stage.join("config.toml")))?;
+    ensure!(message.contains("good: "), "check said {message}");
     // No program header names a dynamic loader.
     let headers = output(command("readelf -lW").arg(&agent))?;
     ensure!(!headers.contains("INTERP"), "it is not static");

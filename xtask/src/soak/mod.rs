@@ -123,7 +123,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                     println!("[host] {line}");
                 }
                 // Stored next to the report, which does not depend on it.
-                let _kept = writeln!(events, "{text}");
+                let _ = writeln!(events, "{text}");
             }
             None => {
                 report.take_other(line);

@@ -102,11 +102,11 @@ impl Report {
             Some("end") => self.end = event,
             Some("done") => {
                 let (name, took_s) = (string(&event["disturbance"]), number(&event, "/took_s"));
-                let said = format!("{t_s:7.0} s, round {round}: {name} ({took_s:.1} s)");
+                let message = format!("{t_s:7.0} s, round {round}: {name} ({took_s:.1} s)");
                 let (count, total) = self.done.entry(name.to_owned()).or_default();
                 *count += 1;
                 *total += took_s;
-                return Some(said);
+                return Some(message);
             }
             Some("failure") => {
                 let after = event["after"].as_str().unwrap_or("the start");

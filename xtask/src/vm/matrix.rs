@@ -113,9 +113,10 @@ impl Column {
         let run = self.names();
         self.pending.retain(|test| !run.contains(test));
         // "36 kills instead of 200" replaces any other number of kills.
-        let what = |said: &String| said.split_once(' ').map(|(_, what)| what.to_owned());
+        let what = |message: &String| message.split_once(' ').map(|(_, what)| what.to_owned());
         let again: BTreeSet<_> = later.scaled.iter().map(what).collect();
-        self.scaled.retain(|said| !again.contains(&what(said)));
+        self.scaled
+            .retain(|message| !again.contains(&what(message)));
         self.scaled.extend(later.scaled.clone());
         self.status = self.status.max(later.status);
         self
@@ -316,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_has_the_table_of_the_data() {
+    fn kernel_page_has_table_of_matrix() {
         let text = fs::read_to_string(root().join(PAGE)).unwrap();
         let (_, table, _) = around(&text).unwrap();
         assert_eq!(table, Matrix::kept().unwrap().table());
@@ -324,7 +325,7 @@ mod tests {
 
     /// All kernels were tested with the object in the tree, no test failed, and no program exceeds its limit.
     #[test]
-    fn the_data_is_of_the_object_in_the_tree() {
+    fn matrix_is_of_object_in_tree() {
         let kept = Matrix::kept().unwrap();
         let places: Vec<usize> = kept.columns.iter().map(Column::place).collect();
         let expected: Vec<usize> = (0..=KERNELS.len()).collect();
@@ -342,7 +343,7 @@ mod tests {
 
     /// A limit far above the measured values limits nothing.
     #[test]
-    fn limits_are_near_what_is_measured() {
+    fn limits_are_near_measured_values() {
         let kept = Matrix::kept().unwrap();
         for (name, limit) in VERIFIER_LIMITS {
             let measured = kept.columns.iter().map(|column| &column.verifier[name]);

@@ -87,14 +87,15 @@ pub(super) fn groups(lines: &[String]) -> BTreeMap<String, Group> {
 
 /// The tests that were scaled down. The prefix may be in the middle of a line.
 pub(super) fn scaled(lines: &[String]) -> BTreeSet<String> {
-    let said = lines.iter().filter_map(|line| line.split_once(SCALED));
-    said.map(|(_, what)| what.trim().to_owned()).collect()
+    let scaled = lines.iter().filter_map(|line| line.split_once(SCALED));
+    scaled.map(|(_, what)| what.trim().to_owned()).collect()
 }
 
 /// What was measured, by its name. The prefix may be in the middle of a line.
 pub(super) fn measured(lines: &[String]) -> BTreeMap<String, String> {
-    let said = lines.iter().filter_map(|line| line.split_once(MEASURED));
-    said.filter_map(|(_, what)| what.trim().rsplit_once(": "))
+    let measured = lines.iter().filter_map(|line| line.split_once(MEASURED));
+    measured
+        .filter_map(|(_, what)| what.trim().rsplit_once(": "))
         .map(|(what, result)| (what.to_owned(), result.to_owned()))
         .collect()
 }
@@ -104,14 +105,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_by_name() {
+    fn results_are_parsed_by_name() {
         let lines = ["..measured: 100 ms: SYNs lost: -1.7 s, +0.0 s ".to_owned()];
         let found = measured(&lines);
         assert_eq!(found["100 ms: SYNs lost"], "-1.7 s, +0.0 s");
     }
 
     #[test]
-    fn tests_by_group() {
+    fn failed_tests_are_listed_by_group() {
         let lines = [
             "test syn::one                    ... ok",
             "test syn::two                    ... the daemon has ended",

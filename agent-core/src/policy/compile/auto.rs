@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn mode_is_shown_where_nothing_is_applied() {
+    fn advise_mode_is_shown() {
         for (mode, shown) in [
             ("", false),
             ("mode = 'apply'", false),
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_settings_out_of_range_or_contradicting_are_refused() {
+    fn invalid_auto_settings_are_refused() {
         let mut all = Vec::new();
         for toml in [
             "initial_rto = { auto = true, max = '2s' }",

@@ -38,7 +38,7 @@ pub(super) fn described(compiled: &Compiled, setting: &str) -> Option<String> {
 }
 
 #[test]
-fn settings_the_kernel_does_not_take_are_refused() {
+fn settings_outside_kernel_limits_are_refused() {
     let refused = [
         "",
         "initial_rto = '0s'",
@@ -170,7 +170,7 @@ fn policy_without_an_effect_is_refused() {
 }
 
 #[test]
-fn learnt_timer_is_for_both_directions_unless_one_is_given() {
+fn learnt_timer_covers_directions_without_value() {
     for (toml, expected) in [
         ("initial_rto = 'auto'", [true, true]),
         ("initial_rto = '100ms'", [false, false]),
@@ -263,7 +263,7 @@ fn shorter_rto_max_ends_connections_sooner() {
 }
 
 #[test]
-fn policies_become_what_the_table_says() {
+fn policies_compile_as_in_table() {
     let rows = [
         "initial_rto = '100ms'\nrto_min = '5ms'\ndelack_max = '5ms'\nthin_linear = true\nrto_max = '10s'",
         "rto_min = '100ms'\nrto_restart = true",
@@ -313,7 +313,7 @@ fn policies_become_what_the_table_says() {
 }
 
 #[test]
-fn thin_linear_without_thin_streams_is_warned_of() {
+fn thin_linear_with_bbr_warns() {
     let warned = |host: &HostFacts, toml| {
         let compiled = compile(&"p".parse().unwrap(), &settings(toml), host).unwrap();
         compiled.warnings.iter().any(|text| text.contains("BBR"))

@@ -25,7 +25,7 @@ fn build(rows: &BTreeMap<Cidr, u8>) -> Entries {
     entries
 }
 
-fn said(entries: &Entries) -> BTreeMap<Cidr, PolicyName> {
+fn shown(entries: &Entries) -> BTreeMap<Cidr, PolicyName> {
     let all: Vec<_> = entries.iter().map(|(c, e)| (c, e.policy.clone())).collect();
     assert!(all.is_sorted_by(|a, b| a.0 < b.0));
     all.into_iter().collect()
@@ -44,7 +44,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn a_map_in_all_respects(
+    fn entries_behave_like_map(
         rows in prop::collection::btree_map(cidr(), 0u8..3, 0..20),
         others in prop::collection::btree_map(cidr(), 0u8..3, 0..20),
         changes in prop::collection::vec((cidr(), prop::option::of(0u8..3)), 0..12),
@@ -66,7 +66,7 @@ proptest! {
                 }
             }
         }
-        prop_assert_eq!(&said(&entries), &oracle);
+        prop_assert_eq!(&shown(&entries), &oracle);
         prop_assert_eq!(entries.is_empty(), oracle.is_empty());
         prop_assert_eq!(format!("{entries:?}"), format!("{oracle:?}"));
         // Starting at an entry, and at a prefix that is not an entry.
@@ -85,17 +85,17 @@ proptest! {
         }
         // Overlays of the same table, and of another one.
         for other in [before, build(&others)] {
-            let mut told = said(&other);
+            let mut map = shown(&other);
             other.differences(&entries, |cidr, before, after| {
                 assert_ne!(before, after);
-                assert_eq!(told.get(&cidr), before);
+                assert_eq!(map.get(&cidr), before);
                 match after {
-                    Some(after) => told.insert(cidr, after.clone()),
-                    None => told.remove(&cidr),
+                    Some(after) => map.insert(cidr, after.clone()),
+                    None => map.remove(&cidr),
                 };
             });
-            prop_assert_eq!(&told, &oracle);
-            prop_assert_eq!(other == entries, said(&other) == oracle);
+            prop_assert_eq!(&map, &oracle);
+            prop_assert_eq!(other == entries, shown(&other) == oracle);
         }
         for address in oracle.keys().map(|c| c.network().ip()).chain([address]) {
             let mut naive: Vec<Cidr> =
@@ -128,7 +128,7 @@ fn duplicates_conflict_or_repeat_by_policy() {
     let (entries, duplicates) = builder.build();
     assert_eq!(entries.len(), 2);
     assert!(!entries.is_empty() && Entries::default().is_empty());
-    let told = |all: &[Duplicate]| {
+    let described = |all: &[Duplicate]| {
         let of = |one: &Duplicate| {
             let lines = one.places.each_ref().map(|at| at.as_ref().unwrap().line);
             (
@@ -142,12 +142,12 @@ fn duplicates_conflict_or_repeat_by_policy() {
     };
     let conflicting = ("p1".to_owned(), 1, "fd00::/8".to_owned(), [1, 3]);
     let repeated = ("p0".to_owned(), 2, "10.0.0.0/8".to_owned(), [0, 2]);
-    assert_eq!(told(&duplicates.conflicting), [conflicting]);
-    assert_eq!(told(&duplicates.repeated), [repeated]);
+    assert_eq!(described(&duplicates.conflicting), [conflicting]);
+    assert_eq!(described(&duplicates.repeated), [repeated]);
 }
 
 #[test]
-fn an_entry_without_a_place_has_none_however_many_files_there_are() {
+fn entry_without_location_has_none() {
     let mut builder = Builder::default();
     let policy = builder.policy(&entry(0).policy);
     let path: Arc<Path> = Path::new("/etc/list").into();
@@ -167,7 +167,7 @@ fn an_entry_without_a_place_has_none_however_many_files_there_are() {
 }
 
 #[test]
-fn many_are_sorted() {
+fn unsorted_entries_are_sorted() {
     let mut builder = Builder::default();
     let policy = builder.policy(&entry(0).policy);
     // 7919 is coprime to 2^17: each address once, in no order.
@@ -183,6 +183,6 @@ fn many_are_sorted() {
 }
 
 #[test]
-fn a_row_is_small() {
+fn entry_row_is_28_bytes() {
     assert_eq!(size_of::<Row>(), 28);
 }

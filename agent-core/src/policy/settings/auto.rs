@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_or_a_table() {
+    fn auto_is_word_or_table() {
         let auto = |toml: &str| *read(toml).unwrap().auto_initial_rto().unwrap();
         assert_eq!(auto("initial_rto = 'auto'"), AutoInitialRto::default());
         assert_eq!(
@@ -242,7 +242,7 @@ mod tests {
 
     /// The same text on the command line, in JSON, in TOML and in output.
     #[test]
-    fn texts_have_keys_after_the_word() {
+    fn auto_text_has_keys_after_word() {
         for text in [
             "100ms",
             "auto",

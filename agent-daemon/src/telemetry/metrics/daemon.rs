@@ -22,7 +22,7 @@ use super::{Labels, Metrics, number, state_set};
 pub(super) fn process(metrics: &mut Metrics) {
     let cpu = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID);
     metrics.amounts(
-        "process_cpu_seconds_total",
+        "process_cpu_seconds",
         "Processor time of the daemon",
         cpu.map(|cpu| (Vec::new(), Duration::from(cpu).as_secs_f64())),
     );
@@ -83,7 +83,7 @@ pub(super) fn health(metrics: &mut Metrics, status: &StatusAnswer) {
         status.in_sync,
     );
     metrics.counters(
-        "map_differences_total",
+        "map_differences",
         "Changes to the kernel's maps by other processes that were repaired",
         Difference::KINDS.iter().map(|kind| {
             let count = status.map_differences.get(*kind).copied();
@@ -95,7 +95,7 @@ pub(super) fn health(metrics: &mut Metrics, status: &StatusAnswer) {
         ("service-manager", status.dropped.service_manager),
     ];
     metrics.counters(
-        "messages_dropped_total",
+        "messages_dropped",
         "Log lines and messages to the service manager that were dropped because the receiver was \
          too slow",
         dropped.map(|(to, count)| (vec![("to", to.to_owned())], count)),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
-    metrics::{MetricType, gauge::ConstGauge},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::{Metric, Registry},
 };
 use rto_agent_core::wire::histogram::HistogramView;
@@ -62,13 +62,14 @@ impl Metrics {
         }
     }
 
+    /// The name is without "_total".
     pub(super) fn counters(
         &mut self,
         name: impl Into<String>,
         help: &str,
         samples: impl IntoIterator<Item = (Labels, u64)>,
     ) {
-        self.add(MetricType::Counter, name, help, samples, ConstGauge::new);
+        self.add(MetricType::Counter, name, help, samples, ConstCounter::new);
     }
 
     /// Counters of a fractional quantity, like seconds.
@@ -78,7 +79,7 @@ impl Metrics {
         help: &str,
         samples: impl IntoIterator<Item = (Labels, f64)>,
     ) {
-        self.add(MetricType::Counter, name, help, samples, ConstGauge::new);
+        self.add(MetricType::Counter, name, help, samples, ConstCounter::new);
     }
 
     pub(super) fn gauges(
@@ -108,8 +109,7 @@ impl Metrics {
     }
 }
 
-/// The samples of one metric. The text format has the suffix of a counter in the name of the family,
-/// OpenMetrics only in the name of its samples: so a counter is encoded as a gauge is.
+/// The samples of one metric.
 #[derive(Debug)]
 struct Family<M> {
     kind: MetricType,
@@ -118,12 +118,6 @@ struct Family<M> {
 
 impl<M: EncodeMetric> EncodeMetric for Family<M> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
-        // The sample of a metric without labels has no braces.
-        if let [(labels, value)] = &self.samples[..]
-            && labels.is_empty()
-        {
-            return value.encode(encoder);
-        }
         for (labels, value) in &self.samples {
             value.encode(encoder.encode_family(labels)?)?;
         }

@@ -31,7 +31,7 @@ pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer) {
             .map(|(labels, timer)| (with(labels, "state", timer.state.name()), 1.0)),
     );
     metrics.counters(
-        "guard_transitions_total",
+        "guard_transitions",
         "Changes of a timer's state or value, by new state and cause",
         timers.iter().flat_map(|(labels, timer)| {
             timer.transitions.iter().map(|one| {

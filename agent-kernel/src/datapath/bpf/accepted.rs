@@ -63,7 +63,8 @@ impl Hook {
                 "the pin {path_shown} is not a link to the agent's program: re-creating \
                             it"
             );
-            let _then_it_cannot_be_pinned = if *is_own {
+            // If it stays, pinning reports the error.
+            let _ = if *is_own {
                 std::fs::remove_file(path)
             } else {
                 std::fs::rename(path, pins::unique(dir, "foreign", ""))

@@ -76,7 +76,7 @@ fn restage(kernel: &BpfKernel) -> Result<PathBuf, DatapathError> {
     match kernel.tables.pin(&staging) {
         Ok(()) => Ok(staging),
         Err(e) => {
-            let _swept = pins::remove_pin_set(&staging);
+            let _ = pins::remove_pin_set(&staging); // The next start removes it.
             Err(e)
         }
     }
@@ -115,7 +115,7 @@ pub(super) fn attach_again(kernel: &mut BpfKernel) -> Result<(), DatapathError> 
         let staging = std::mem::replace(&mut kernel.dir, former_dir);
         kernel.link = kernel.link.take().or(kernel.former_link.take());
         kernel.hook = former_hook;
-        let _swept = pins::remove_pin_set(&staging);
+        let _ = pins::remove_pin_set(&staging); // The next start removes it.
     }
     attached
 }
@@ -134,7 +134,7 @@ pub(super) fn take_out_of_force(kernel: &mut BpfKernel) -> Result<(), DatapathEr
         drop(link);
         kernel.unlinked = true;
         // A link that could not be detached ends some time after its last handle.
-        let _gone = wait_until(|| !attached(&kernel.options.cgroup, program_id).unwrap_or(false));
+        let _ = wait_until(|| !attached(&kernel.options.cgroup, program_id).unwrap_or(false));
     }
     Ok(())
 }

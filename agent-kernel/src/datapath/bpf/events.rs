@@ -93,7 +93,7 @@ impl Reader {
         let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
         let mut fds = [PollFd::new(self.ring.as_fd(), PollFlags::POLLIN)];
         // A signal only shortens the wait.
-        let _woken = poll(&mut fds, limit);
+        let _ = poll(&mut fds, limit);
     }
 
     /// The next event, if there is one. (Not named `next`, because this cannot be an iterator.)
@@ -131,7 +131,7 @@ impl Drop for Reader {
     fn drop(&mut self) {
         // If this fails, events only fill the ring without a reader, and the next reader discards
         // them.
-        let _off = self.switch(0, 0);
+        let _ = self.switch(0, 0);
     }
 }
 

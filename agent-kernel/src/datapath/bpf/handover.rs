@@ -83,7 +83,7 @@ pub fn pin_again(pin_dir: &Path, handed: &[Handed]) -> io::Result<bool> {
         });
     let promoted = pinned.and_then(|()| pins::promote(pin_dir, &staging, &pin_dir.join(set)));
     if promoted.is_err() {
-        let _swept = pins::remove_pin_set(&staging);
+        let _ = pins::remove_pin_set(&staging); // The next start removes it.
     }
     promoted.map(|()| true)
 }
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_handed_over_is_nothing_to_pin() {
+    fn empty_handover_pins_nothing() {
         let dir = tempfile::tempdir().unwrap();
         assert!(!pin_again(dir.path(), &[]).unwrap());
         assert!(pinned_objects(dir.path()).unwrap().is_empty());

@@ -95,7 +95,7 @@ impl Drop for BpfKernel {
     /// A program that was never attached leaves no pins behind.
     fn drop(&mut self) {
         if self.link.is_none() && !self.unlinked {
-            let _swept = pins::remove_pin_set(&self.dir);
+            let _ = pins::remove_pin_set(&self.dir); // The next start removes it.
         }
     }
 }

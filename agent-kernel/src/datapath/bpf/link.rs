@@ -129,7 +129,7 @@ impl Link {
             }),
             Err(e) => {
                 // Its other pins stay.
-                let _unpinned = std::fs::remove_file(&path);
+                let _ = std::fs::remove_file(&path);
                 Err(attach_error(&options.cgroup, e))
             }
         }

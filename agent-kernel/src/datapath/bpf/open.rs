@@ -85,7 +85,7 @@ pub fn open(mut options: Options) -> Result<BpfKernel, DatapathError> {
             let staged = stage(&options, &pin_sets, &staging);
             let (found, tables, former_hits) = staged.inspect_err(|_| {
                 // The first error is returned; the next start removes a leftover directory.
-                let _swept = pins::remove_pin_set(&staging);
+                let _ = pins::remove_pin_set(&staging); // The next start removes it.
             })?;
             (found, staging, tables, former_hits, None)
         }

@@ -336,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_round_trip() {
+    fn pin_set_names_round_trip() {
         let name = pin_set_name(b"object", b"", 16384);
         assert_eq!(parse_name(&name), Some(Some(LAYOUT_VERSION)));
         assert_eq!(
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pin_is_given_the_time_of_a_former_one() {
+    fn new_pin_set_gets_modification_time_of_former() {
         let dir = tempfile::tempdir().unwrap();
         let [former, new] = ["former", "new"].map(|name| dir.path().join(name));
         assert_eq!(made(&former), None);

@@ -117,7 +117,7 @@ impl Asking {
         let socket = socket(AddressFamily::Inet, SockType::Stream, flags, None)
             .map_err(|e| ProbeError::not_asked(&format!("no TCP socket: {e}")))?;
         // The mark keeps the probe out of the statistics of a policy that covers the loopback.
-        let _marked = setsockopt(&socket, sockopt::Mark, &PROBE_MARK);
+        let _ = setsockopt(&socket, sockopt::Mark, &PROBE_MARK);
         let cookie =
             cookie(&socket).map_err(|e| ProbeError::not_asked(&format!("SO_COOKIE: {e}")))?;
         let values = LoadParams {

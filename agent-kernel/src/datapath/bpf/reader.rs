@@ -118,13 +118,14 @@ impl Reader {
             UNMATCHED => Some(&unmatched),
             _ => desired.policies.get(name),
         };
-        let held = self.tables.policy(slot.index)?;
+        let in_kernel = self.tables.policy(slot.index)?;
         let generation = slot.generation;
         Ok(wanted.is_some_and(|wanted| {
-            held == Policy {
-                generation,
-                ..*wanted
-            }
+            in_kernel
+                == Policy {
+                    generation,
+                    ..*wanted
+                }
         }))
     }
 

@@ -94,7 +94,7 @@ pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
     // Where links cannot be detached (before Linux 5.9), they end some time after their last pin.
     // Without CAP_SYS_ADMIN, which only Linux 5.8 and later do not require, the kernel does not
     // report when.
-    let _gone = wait_until(|| programs.iter().all(|id| program_info(*id).is_err()));
+    let _ = wait_until(|| programs.iter().all(|id| program_info(*id).is_err()));
     Ok(count)
 }
 

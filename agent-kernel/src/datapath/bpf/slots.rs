@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_freed_slot_comes_back_last_and_with_another_generation() {
+    fn freed_slot_is_reused_last_with_new_generation() {
         let mut slots = Slots::read((FIRST_SLOT..SLOTS).map(|index| (index, Policy::EMPTY)));
         let first = slots.take(&name("a")).unwrap();
         assert_eq!(
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_has_the_arms_of_its_policy() {
+    fn slot_has_arms_of_its_policy() {
         let mut slots = Slots::read((FIRST_SLOT..SLOTS).map(|index| (index, Policy::EMPTY)));
         let arms = |slot: Slot| slot.arms().collect::<Vec<_>>();
         let slot = slots.take(&name("a")).unwrap();

@@ -64,7 +64,7 @@ pub(super) fn prepare(
 
 /// Makes sure that an arm has statistics, and keeps its counts. Returns false if that fails.
 fn has_statistics(tables: &mut Tables, name: &PolicyName, arm: u32) -> bool {
-    tables.read.has_statistics(arm) || told(name, tables.add_statistics(arm))
+    tables.read.has_statistics(arm) || is_counted(name, tables.add_statistics(arm))
 }
 
 /// Retires the slot in which connections without an entry were counted.
@@ -84,10 +84,11 @@ pub(super) fn retire_unmatched(tables: &mut Tables) -> Result<(), DatapathError>
 /// Allocates statistics. Without memory for them the policy is still active, because timers matter
 /// more than counts. Returns whether the policy is counted.
 pub(super) fn begin_statistics(tables: &mut Tables, name: &PolicyName, arm: u32) -> bool {
-    told(name, tables.clear_statistics(arm))
+    is_counted(name, tables.clear_statistics(arm))
 }
 
-fn told(name: &PolicyName, made: Result<(), DatapathError>) -> bool {
+/// Whether a policy's statistics were allocated; logs why not.
+fn is_counted(name: &PolicyName, made: Result<(), DatapathError>) -> bool {
     match made {
         Ok(()) => true,
         Err(e) => {

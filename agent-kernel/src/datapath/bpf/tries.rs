@@ -332,7 +332,7 @@ enum Change {
 pub(super) fn empty_later(tries: Arc<Tries>, is_unused: impl FnOnce() -> bool + Send + 'static) {
     let emptying = std::thread::Builder::new().name("empty".to_owned());
     // If no thread can be started, the kernel frees the trie.
-    let _begun = emptying.spawn(move || {
+    let _ = emptying.spawn(move || {
         // A trie to which another handle exists may still be in use.
         if is_unused() {
             tries.empty(&tries.v4());

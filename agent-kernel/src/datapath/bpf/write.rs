@@ -115,7 +115,7 @@ pub(super) fn grow(
         Ok((tables, link)) => {
             if kernel.link.is_none() {
                 // It was never attached, so no other code removes its pins.
-                let _swept = pins::remove_pin_set(&kernel.dir);
+                let _ = pins::remove_pin_set(&kernel.dir); // The next start removes it.
             }
             kernel.dir = staging;
             kernel.link = link;
@@ -128,7 +128,7 @@ pub(super) fn grow(
             }
         }
         Err(e) => {
-            let _swept = pins::remove_pin_set(&staging);
+            let _ = pins::remove_pin_set(&staging); // The next start removes it.
             return Err(e);
         }
     }

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cidr_is_an_entry_or_refused_with_the_one_meant() {
+    fn unknown_cidr_is_refused_with_covering_entry() {
         let entries = entries(&[("10.0.0.0/8", "wide"), ("10.1.0.0/16", "near")]);
         let of = |cidr: &str| entry_policy(&cidr.parse().unwrap(), &entries);
         assert_eq!(of("10.1.0.0/16").unwrap().as_str(), "near");

@@ -67,16 +67,16 @@ impl Question<'_> {
 
 /// Reads the counts of a policy; without one, of the only policy.
 pub(super) fn read(url: &str, args: &Advise) -> anyhow::Result<Gathered> {
-    let asked = || format!("--prometheus {url}");
+    let title = || format!("--prometheus {url}");
     let policy = args.policy.as_deref().map(str::parse).transpose()?;
     let question = Question {
         url,
         matchers: args.matchers.as_deref().unwrap_or_default(),
         range: args.range,
     };
-    let mut server = Server::new(url, &args.header).with_context(asked)?;
+    let mut server = Server::new(url, &args.header).with_context(title)?;
     let mut gathered =
-        gathered(|query| server.query(query), &question, policy).with_context(asked)?;
+        gathered(|query| server.query(query), &question, policy).with_context(title)?;
     // Before all other warnings, because these are about missing data.
     gathered.warnings.splice(0..0, server.warnings());
     Ok(gathered)
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fleets_metrics_are_evidence() {
+    fn classic_histograms_are_evidence() {
         let gathered = gathered(fleet, &QUESTION, "near".parse().ok()).unwrap();
         // Each sample counts for two.
         let [connects, path] = &*gathered.evidence else {
@@ -383,7 +383,7 @@ mod tests {
             false => fleet(query),
         };
         let mixed = error(gathered(mixed, &QUESTION, "near".parse().ok()));
-        let said = "1 host with sampling = 1, 3 hosts with sampling = 256";
-        assert!(mixed.contains(said), "{mixed}");
+        let message = "1 host with sampling = 1, 3 hosts with sampling = 256";
+        assert!(mixed.contains(message), "{mixed}");
     }
 }

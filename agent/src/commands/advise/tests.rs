@@ -95,14 +95,14 @@ fn busy() -> [Statistics; 3] {
 }
 
 #[test]
-fn of_statistics() {
+fn advice_from_statistics() {
     let answer = advise(busy());
     insta::assert_snapshot!("statistics", text::text(&answer, None));
     insta::assert_json_snapshot!("statistics_json", answer);
 }
 
 #[test]
-fn of_too_little() {
+fn too_few_samples_have_no_advice() {
     let entries = entries(&spec(), &["10.0.0.0/24"]);
     let name = "near".parse().unwrap();
     let directions = [near(200), Statistics::default(), Statistics::default()];
@@ -117,7 +117,7 @@ fn of_too_little() {
 }
 
 #[test]
-fn the_direction_that_needs_the_longest_decides() {
+fn direction_with_longest_value_decides() {
     let [active, mut passive, unknown] = busy();
     passive.path_rtt.buckets[bucket_of(30_000)] += 5;
     let answer = advise([active, passive, unknown]);
@@ -145,7 +145,7 @@ fn learnt_policy_is_advised_from_its_own_min() {
 }
 
 #[test]
-fn a_snippet_has_the_keys_that_change() {
+fn snippet_has_changed_keys_only() {
     let answer = advise(busy());
     let snippet = answer.snippet.unwrap();
     let parsed: toml::Table = toml::from_str(&snippet).unwrap();
@@ -156,7 +156,7 @@ fn a_snippet_has_the_keys_that_change() {
 }
 
 #[test]
-fn a_policy_of_runtime_entries_gets_a_command() {
+fn runtime_policy_gets_add_command() {
     let mut entries = entries(&spec(), &["10.0.0.0/24", "10.0.1.0/24"]);
     let name = PolicyName::for_settings(&spec(), |_| false);
     let near = entries.policies.pop_first().unwrap().1;
@@ -171,14 +171,14 @@ fn a_policy_of_runtime_entries_gets_a_command() {
     let answer = answer(gathered, &QUESTION, &HOST);
     assert_eq!(answer.snippet, None);
     let command = answer.command.as_deref();
-    let said =
+    let message =
         "rto-agent add 10.0.0.0/24 10.0.1.0/24 --initial-rto 60ms --rto-min 48ms --thin-linear";
-    assert_eq!(command, Some(said));
-    assert!(text::text(&answer, None).contains(said));
+    assert_eq!(command, Some(message));
+    assert!(text::text(&answer, None).contains(message));
 }
 
 #[test]
-fn a_value_in_force_that_is_too_short_is_warned_of() {
+fn too_short_active_value_warns() {
     let [mut active, passive, unknown] = busy();
     active.path_rtt.buckets[bucket_of(150_000)] += 40;
     let answer = advise([active, passive, unknown]);
@@ -192,7 +192,7 @@ fn a_value_in_force_that_is_too_short_is_warned_of() {
 }
 
 #[test]
-fn a_wide_prefix_is_warned_of() {
+fn wide_prefix_without_force_warns() {
     let spec = Settings {
         initial_rto: Some(std::time::Duration::from_millis(300).into()),
         ..Settings::default()

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn every_host_is_read_as_it_will_be() {
+    fn fleet_reads_file_or_directory_of_each_host() {
         let more = "[policy.far]\ncidrs = [\"198.51.100.0/24\"]\ninitial_rto = \"300ms\"\n";
         let fleet = checked(&[
             ("a/config.toml", GOOD),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn fleet_names_with_a_dot_are_no_hosts() {
+    fn hidden_files_are_skipped() {
         let fleet = checked(&[
             ("a/config.toml", GOOD),
             (".git/config", "[core]"),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_without_configurations_is_refused() {
+    fn fleet_directory_without_files_is_refused() {
         for files in [
             &[][..],
             &[("README", "")],

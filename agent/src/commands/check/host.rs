@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_beyond_loopback_need_a_drop_in() {
+    fn metrics_beyond_loopback_name_drop_in() {
         let root = tempfile::tempdir().unwrap();
         let note = |address: &str| metrics_behind_unit(&address.parse().unwrap(), root.path());
         assert_eq!(note("0.0.0.0:9464"), None);
@@ -189,8 +189,8 @@ mod tests {
         let drop_ins = units.join("rto-agent.service.d");
         fs::create_dir_all(&drop_ins).unwrap();
         fs::write(units.join("rto-agent.service"), "").unwrap();
-        let said = note("0.0.0.0:9464").unwrap();
-        assert!(said.contains("IPAddressAllow=ADDRESS"), "{said}");
+        let message = note("0.0.0.0:9464").unwrap();
+        assert!(message.contains("IPAddressAllow=ADDRESS"), "{message}");
         assert_eq!(note("127.0.0.1:9464"), None);
         assert_eq!(note("off"), None);
         let text = "[Service]\nIPAddressAllow=198.51.100.7\n";
@@ -222,7 +222,7 @@ mod tests {
         for address in ["127.0.0.1:9464", "192.0.2.1:9464"] {
             assert_eq!(metrics(address), Vec::<String>::new());
         }
-        for (errors, said) in [
+        for (errors, message) in [
             (group, "there is no such group; create it (groupadd"),
             (cgroup, "is not on cgroup2"),
             (pins, "pins need a BPF file system"),
@@ -231,7 +231,7 @@ mod tests {
             (state, "all users can write to it; chmod go-w"),
         ] {
             assert_eq!(errors.len(), 1, "{errors:?}");
-            assert!(errors[0].contains(said), "{errors:?}");
+            assert!(errors[0].contains(message), "{errors:?}");
         }
     }
 }

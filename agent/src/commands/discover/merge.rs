@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_that_are_alike_are_one() {
+    fn similar_halves_are_merged() {
         let quarter = [
             unit("10.0.0.0/24", 1_000, 500),
             unit("10.0.1.0/24", 1_500, 500),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn no_prefix_becomes_so_wide_that_it_needs_force() {
+    fn merged_prefix_never_needs_force() {
         let all: Vec<_> = (0..=255)
             .flat_map(|a| (0..=255).map(move |b| format!("10.{a}.{b}.0/24")))
             .map(|cidr| unit(&cidr, 1_000, 300))
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_route_is_one_where_its_prefixes_are_alike() {
+    fn similar_prefixes_merge_to_longest_route() {
         let units = [
             unit("10.1.0.0/24", 1_000, 500),
             unit("10.1.7.0/24", 1_000, 500),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_and_links_are_no_peers_and_private_prefixes_are() {
+    fn loopback_and_link_local_are_skipped() {
         let is = |cidr: &str| is_special(&cidr.parse().unwrap());
         for special in [
             "0.0.0.0/24",

@@ -126,7 +126,7 @@ fn lossy_prefix_is_first_with_its_gain() {
 }
 
 #[test]
-fn the_snippet_is_a_configuration() {
+fn snippet_is_valid_configuration() {
     let snippet = found(&answer(2), 20).snippet.unwrap();
     let config = Config::from_text("config.toml".as_ref(), snippet, &HOST).unwrap();
     let cidrs: Vec<_> = config
@@ -142,7 +142,7 @@ fn the_snippet_is_a_configuration() {
 }
 
 #[test]
-fn short_time_warns_and_no_time_does_not() {
+fn short_observation_warns_unless_empty() {
     let mut young = answer(2);
     young.since_ms = AT_MS - 5 * 60_000;
     let discovery = found(&young, 20);

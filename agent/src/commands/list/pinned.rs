@@ -102,7 +102,7 @@ pub(super) fn list(args: &List, wanted: &Wanted, error: ClientError) -> anyhow::
     );
     // If stderr is gone too, the message is lost.
     let text = terminal::wrapped_message(&printable::lines(&text));
-    let _told = io::stderr().write_all(text.as_bytes());
+    let _ = io::stderr().write_all(text.as_bytes());
     Ok(ExitCode::from(NOT_RUNNING))
 }
 
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn as_the_kernel_has_it_and_by_its_source() {
+    fn pinned_entries_have_settings_and_source() {
         let (_dir, agent) = state("10.2.0.0/16");
         let left = |wanted: &Wanted| Left::of(found(), agent.clone(), wanted).unwrap();
         let all = left(&Wanted::default());
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_at_the_runtime_entries_moves_nothing() {
+    fn reading_runtime_entries_moves_no_file() {
         let (dir, agent) = state("10.2.0.0/16");
         let file = dir.path().join("manual.json");
         std::fs::write(&file, "{").unwrap();

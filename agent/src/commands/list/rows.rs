@@ -125,7 +125,7 @@ pub(super) fn rows<'a, E>(
         let mut line = String::new();
         for (cell, width) in cells.iter().zip(widths).take(shown) {
             // Writing to a string does not fail.
-            let _written = write!(line, "{cell:width$}  ");
+            let _ = write!(line, "{cell:width$}  ");
         }
         if has_settings {
             line.push_str(&fitting(settings, left));

@@ -63,8 +63,8 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     spawn(&sender, move |sender| poll(&client, interval, sender));
     spawn(&sender, events);
     spawn(&sender, move |sender| {
-        let _which = signals.wait();
-        let _gone = sender.send(Event::Signal);
+        let _ = signals.wait(); // Whichever it is.
+        let _ = sender.send(Event::Signal); // The table has ended.
     });
     loop {
         screen
@@ -105,7 +105,7 @@ fn spawn(sender: &Sender<Event>, body: impl FnOnce(&Sender<Event>) + Send + 'sta
     thread::spawn(move || {
         // ratatui's panic hook has already restored the terminal, so nothing more can be drawn.
         if panic::catch_unwind(AssertUnwindSafe(|| body(&sender))).is_err() {
-            let _gone = sender.send(Event::Panic);
+            let _ = sender.send(Event::Panic); // The table has ended.
         }
     });
 }
@@ -150,7 +150,7 @@ impl Screen {
         let opened = ratatui::try_init();
         if opened.is_err() {
             // The setup may have failed halfway.
-            let _restored = ratatui::try_restore();
+            let _ = ratatui::try_restore();
         }
         Ok(Self { terminal: opened? })
     }
@@ -161,7 +161,7 @@ impl Drop for Screen {
         // Restoring it twice would move the cursor onto the panic message.
         if !thread::panicking() {
             // Nothing helps if the terminal is gone.
-            let _restored = ratatui::try_restore();
+            let _ = ratatui::try_restore();
         }
     }
 }

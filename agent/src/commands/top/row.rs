@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_of_nothing() {
+    fn share_of_zero_is_none() {
         assert_eq!(share(0, 0), None);
         assert_eq!(share(0, 5), Some(0.0));
         assert_eq!(share(1, 0).map(percent).as_deref(), Some(">999%"));

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn the_busiest_comes_first_and_those_without_a_rate_last() {
+    fn busiest_policy_sorts_first() {
         let mut state = state(&[("a", 0), ("b", 0), ("c", 0)]);
         assert_eq!(names(&state), ["a", "b", "c"]);
         let next = [("a", 5), ("b", 15), ("c", 15), ("new", 900)];
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn the_selection_follows_its_policy() {
+    fn selection_follows_policy() {
         let mut state = state(&[("a", 0), ("b", 0), ("c", 0)]);
         press(&mut state, "jj");
         assert_eq!(selected(&state), "c");
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_is_kept_or_dropped() {
+    fn filter_is_applied_by_enter_and_dropped_by_escape() {
         let mut state = state(&[("db-far", 0), ("db-near", 0), ("web", 0)]);
         press(&mut state, "j/q");
         assert_eq!(names(&state).len(), 0);
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_end() {
+    fn quit_keys_end_top() {
         for (keys, ends) in [
             ("q", true),
             ("\u{1b}", true),
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_open_until_escape_or_until_it_is_gone() {
+    fn open_policy_closes_by_escape_or_removal() {
         let mut state = state(&[("a", 0), ("b", 0)]);
         press(&mut state, "\n");
         assert_eq!((state.view, selected(&state)), (View::Policy, "a"));
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_does_not_answer_is_told() {
+    fn unanswered_request_is_reported() {
         let mut state = state(&[("a", 0)]);
         let start = state.looked;
         let at = |s| start + Duration::from_secs(s);

@@ -68,13 +68,13 @@ fn draw_header(frame: &mut Frame<'_>, area: Rect, state: &State, now: Instant) {
     let left = Line::from(vec!["rto-agent top  ".bold(), state.socket.as_str().into()]);
     frame.render_widget(left, left_area);
     frame.render_widget(right, right_area);
-    let said = match trouble {
+    let message = match trouble {
         Some(trouble) => trouble.to_owned().red().bold(),
         None if !state.answers.stats.on => "no statistics: statistics = false in [agent]".yellow(),
         None if state.view != View::Table => meaning(state).cyan(),
         None => meaning(state).dim(),
     };
-    frame.render_widget(Line::from(said), second);
+    frame.render_widget(Line::from(message), second);
 }
 
 /// Where the shown text is from, or since when the counts are and the sort order.
@@ -234,19 +234,19 @@ mod tests {
     }
 
     #[test]
-    fn the_table() {
+    fn top_shows_busy_policies() {
         insta::assert_snapshot!(text(&busy()));
     }
 
     #[test]
-    fn the_help() {
+    fn top_help_is_shown() {
         let mut state = busy();
         press(&mut state, "?");
         insta::assert_snapshot!(text(&state));
     }
 
     #[test]
-    fn a_filter_being_typed() {
+    fn top_filter_is_shown_while_typed() {
         let mut state = busy();
         press(&mut state, "/ne");
         let text = text(&state);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_policy() {
+    fn top_shows_open_policy() {
         let mut state = busy();
         press(&mut state, "j\n");
         insta::assert_snapshot!(text(&state));
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn timers_of_the_policies_that_pass_the_filter() {
+    fn top_shows_timers_of_filtered_policies() {
         let mut state = busy();
         for name in ["near", "far"] {
             let policy = TunedPolicy {
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_is_gone() {
+    fn top_reports_unreachable_daemon() {
         let mut state = busy();
         state.failed("no rto-agent daemon answers at /run/x: refused".to_owned());
         let terminal = screen(&state, 80, 24, Duration::from_secs(75));
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_show() {
+    fn top_without_policies_says_so() {
         assert!(text(&state(&[])).contains("no policy is active"));
         let mut filtered = state(&[("a", 1)]);
         press(&mut filtered, "/b\n");
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn the_selected_row_is_on_the_screen() {
+    fn selected_row_is_visible() {
         let mut state = busy();
         press(&mut state, "jjj");
         let text = screen(&state, 80, 5, Duration::ZERO).backend().to_string();
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn no_size_is_too_small() {
+    fn top_draws_at_any_terminal_size() {
         for keys in ["", "?", "/x", "j\n", "jjj\n", "u"] {
             let mut state = busy();
             press(&mut state, keys);

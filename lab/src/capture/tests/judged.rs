@@ -331,7 +331,7 @@ fn direction_in_the_flags_of_pcapng_is_the_hosts() {
 }
 
 #[test]
-fn equal_or_coarse_times_are_unfit() {
+fn equal_or_coarse_times_are_refused() {
     let file = |change: fn(u64) -> u64| {
         let packets = repeated(50, 100_003, &connection());
         let packets = packets.into_iter().map(|packet| Packet {

@@ -34,7 +34,7 @@ fn all(packets: &[Packet]) -> (Capture, [Vec<u64>; 4]) {
 }
 
 #[test]
-fn every_form_gives_the_same() {
+fn every_capture_format_gives_same_samples() {
     let mut forms = 0;
     for link in LINKS {
         for bits in 0..16 {
@@ -102,7 +102,7 @@ fn retransmitted_segment_gives_no_sample() {
 }
 
 #[test]
-fn an_ack_gives_the_oldest_it_covers() {
+fn ack_samples_oldest_covered_segment() {
     let (_, [_, data, ..]) = all(&[
         client(0, ".", 1, 1, 100),
         client(5_000, ".", 101, 1, 100),
@@ -121,7 +121,7 @@ fn an_ack_gives_the_oldest_it_covers() {
 }
 
 #[test]
-fn numbers_wrap() {
+fn sequence_numbers_wrap() {
     let begin = u32::MAX - 149;
     let (capture, [_, data, ..]) = all(&[
         client(0, ".", begin, 1, 100),
@@ -157,7 +157,7 @@ fn reused_ports_begin_a_new_flow() {
 }
 
 #[test]
-fn packets_that_the_capture_missed() {
+fn missing_packets_give_no_wrong_sample() {
     let (capture, [_, data, ..]) = all(&[
         client(0, ".", 1, 1, 100),
         // The segment 101 to 200 is missing in the file; its ACK is there.
@@ -242,7 +242,7 @@ fn non_tcp_packets_are_counted() {
 }
 
 #[test]
-fn bad_files_say_where_and_what_to_do() {
+fn damaged_files_name_offset_and_fix() {
     let good = FORM.file(&connection());
     let mut long = good.clone();
     long[24 + 8..24 + 12].copy_from_slice(&u32::MAX.to_le_bytes());
@@ -254,7 +254,7 @@ fn bad_files_say_where_and_what_to_do() {
     wrong[28 + 20 + 8] = 9;
     let mut usb = good.clone();
     usb[20] = 189;
-    for (file, said) in [
+    for (file, message) in [
         (&b""[..], &["byte 0", "empty", "tcpdump"][..]),
         (
             &long,
@@ -265,14 +265,14 @@ fn bad_files_say_where_and_what_to_do() {
         (&usb, &["none of the 9 packet(s)", "189", "Ethernet"]),
     ] {
         let error = read(file).unwrap_err().to_string();
-        for said in said {
-            assert!(error.contains(said), "{error}: {said}");
+        for message in message {
+            assert!(error.contains(message), "{error}: {message}");
         }
     }
 }
 
 #[test]
-fn a_file_cut_off_is_read_up_to_there() {
+fn truncated_file_is_read_to_its_end() {
     for form in [FORM, Form { ng: true, ..FORM }] {
         let mut file = form.file(&connection());
         file.truncate(file.len() - 10);
@@ -284,7 +284,7 @@ fn a_file_cut_off_is_read_up_to_there() {
 }
 
 #[test]
-fn limits_hold_and_are_reported() {
+fn reader_limits_are_kept_and_reported() {
     let limits = Limits {
         flows: 1,
         outstanding: 3,
@@ -314,7 +314,7 @@ fn peers_can_be_chosen() {
 }
 
 #[test]
-fn the_far_side_is_that_with_the_longer_round_trips() {
+fn host_is_side_with_longer_round_trips() {
     let mut capture = read(&FORM.file(&connection())).unwrap();
     capture.retain_sent_by_host(&[], None);
     assert_eq!(capture.flows.len(), 1);
@@ -335,7 +335,7 @@ fn the_far_side_is_that_with_the_longer_round_trips() {
 }
 
 #[test]
-fn of_two_sides_that_are_alike_one_is_kept() {
+fn one_of_two_equal_sides_is_kept() {
     let flow = |from: u16, to: u16, rtt_us: Option<u64>| Flow {
         from: (Ipv4Addr::LOCALHOST, from).into(),
         to: (Ipv4Addr::LOCALHOST, to).into(),
@@ -438,7 +438,7 @@ fn oracle(script: &[(u64, u32, bool, bool)]) -> (Vec<Packet>, Vec<u64>) {
 
 proptest! {
     #[test]
-    fn as_a_plain_list_has_it(
+    fn samples_match_plain_list(
         script in prop::collection::vec((0u64..100_000, 1u32..1400, prop::bool::weighted(0.2), any::<bool>()), 1..40)
     ) {
         let (packets, expected) = oracle(&script);
@@ -447,7 +447,7 @@ proptest! {
     }
 
     #[test]
-    fn never_panics_on_what_was_damaged(
+    fn damaged_capture_never_panics(
         link in 0usize..5,
         bits in 0u8..16,
         at in any::<prop::sample::Index>(),
@@ -463,9 +463,9 @@ proptest! {
         let limits = Limits { flows: 3, outstanding: 2, outstanding_in_all: 4 };
         if let Ok(capture) = read_with(&file, limits) {
             prop_assert!(capture.flows.len() <= 3);
-            let _all = capture.remarks();
+            let _ = capture.remarks();
         }
         file.truncate(at.index(file.len()));
-        let _any = read(&file);
+        let _ = read(&file);
     }
 }

@@ -299,7 +299,7 @@ impl Plan {
         let outage = settings.outage(run.number, *runs);
         if let Some(relay) = link.relay() {
             relay.set(settings.link());
-            let _before = relay.take_log();
+            let _ = relay.take_log();
         }
         // A program makes all its requests in any case.
         let only_longest = outage.filter(|_| settings.program().is_none());

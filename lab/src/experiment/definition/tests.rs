@@ -82,7 +82,7 @@ fn levels_are_combined() {
 }
 
 #[test]
-fn a_report_says_which_rto_min_each_level_has() {
+fn report_names_rto_min_of_each_level() {
     let of = |plan: anyhow::Result<Plan>| plan.unwrap().design().rto_min;
     assert_eq!(of(parsed(TWO, &[])), "kernel 200 ms; agent 10 ms");
     let workloads = of(Plan::own("workloads", &args(&[])));
@@ -155,12 +155,12 @@ fn errors_contain_place_and_fix() {
     let valid = format!("{TWO}{EFFECT}");
     assert!(parsed(&valid, &[]).is_ok());
     for case in REFUSED.trim().lines() {
-        let (change, said) = case.rsplit_once(" => ").unwrap();
+        let (change, message) = case.rsplit_once(" => ").unwrap();
         let (from, to) = change.split_once(" => ").unwrap();
         assert!(valid.contains(from), "{case}");
         let text = valid.replace(from, &to.replace("; ", "\n"));
         let error = format!("{:#}", parsed(&text, &[]).unwrap_err());
-        for part in said.split(" & ") {
+        for part in message.split(" & ") {
             assert!(error.contains(part), "{case}: {error}");
         }
     }
@@ -219,7 +219,7 @@ fn levels_are_chosen_on_the_command_line() {
 }
 
 #[test]
-fn each_only_of_a_combination_holds() {
+fn only_restricts_each_combination() {
     // The agent is measured with a pause of 8 ms, and this level with none, so they have no common combination.
     let third =
         "[[factor]]\nname = \"n\"\n[[factor.level]]\nname = \"a\"\nonly = { pause = [\"0\"] }\n";

@@ -387,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_is_the_same_host() {
+    fn equal_seed_gives_equal_host() {
         let run = |seed| {
             let auto = Control::Auto(Settings::new(HZ));
             let mut host = Host::new(Path::metro(20.0), auto, seed, 0);
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_timer_below_the_path_is_always_spurious() {
+    fn fixed_timer_below_rtt_is_always_spurious() {
         let path = Path {
             base_us: 50_000.0,
             ..Path::metro(20.0)

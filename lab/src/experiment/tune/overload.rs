@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_trouble_every_attempt_is_one_syn() {
+    fn attempt_without_loss_sends_one_syn() {
         let trouble = Trouble::Limit {
             per_s: 1e6,
             queue: 10.0,

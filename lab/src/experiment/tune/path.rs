@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn an_evening_is_from_18_to_23() {
+    fn evening_lasts_from_18_to_23() {
         let path = Path {
             shape: Shape::Evening { wait: 4.0 },
             ..Path::metro(1.0)

@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_of_a_small_part() {
+    fn tune_report_of_few_scenarios() {
         let options = Options {
             prefixes: 8,
             seconds: 1_200,
@@ -338,15 +338,15 @@ mod tests {
             .iter()
             .filter(|row| row[3] == "NO")
             .count();
-        let said = report
+        let message = report
             .findings
             .iter()
             .filter(|finding| finding.starts_with("Does not hold: "));
-        assert_eq!(said.count(), missed);
+        assert_eq!(message.count(), missed);
     }
 
     #[test]
-    fn the_page_has_what_was_simulated() {
+    fn tuning_page_is_current() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/research/tuning.md");
         let page = fs::read_to_string(page).unwrap();
         let part = |name: &str| {

@@ -106,7 +106,7 @@ fn mean(share: f64, probability: f64, n: u64, direction: Direction) -> f64 {
 }
 
 #[test]
-fn mean_is_1_if_nothing_differs() {
+fn e_value_mean_is_1_without_difference() {
     for share in [0.05, 0.1, 0.5, 0.95] {
         for n in [1, 2, 7, 40] {
             for direction in DIRECTIONS {

@@ -149,7 +149,7 @@ fn raised_value_is_lowered_an_hour_later() {
 }
 
 #[test]
-fn path_as_slow_as_the_kernels_timer_has_that() {
+fn slow_path_keeps_kernel_timer() {
     let mut host = Host::settled();
     host.run(MINUTE_S, &[(900_000, 10)]);
     assert_eq!(host.tuner.jiffies(), None);
@@ -213,7 +213,7 @@ fn outage_is_reported_and_does_not_hinder_a_raise() {
 }
 
 #[test]
-fn frozen_and_resumed_by_an_operator() {
+fn operator_freezes_and_resumes_value() {
     for (configured, state) in [(None, State::Learning), (Some(6), State::Active)] {
         let mut host = Host::new(SETTINGS, configured);
         let frozen = host.tuner.freeze(1_000).unwrap();
@@ -231,7 +231,7 @@ fn frozen_and_resumed_by_an_operator() {
 }
 
 #[test]
-fn value_outlives_the_daemon_for_as_long_as_its_memory() {
+fn stored_value_expires_with_its_memory() {
     let day_ms = 24 * HOUR_MS;
     for (away_ms, kept) in [
         (HOUR_MS, true),
@@ -276,7 +276,7 @@ fn epochs_follow_those_that_the_program_knows() {
 }
 
 #[test]
-fn transitions_for_people() {
+fn transitions_are_shown() {
     let mut host = Host::settled();
     let transition = host.step(&spurious()).unwrap();
     let text = transition.to_string();

@@ -159,9 +159,9 @@ impl Server {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let asked = runtime.block_on(async { timeout(TIMEOUT, self.post(query)).await });
+        let response = runtime.block_on(async { timeout(TIMEOUT, self.post(query)).await });
         let (status, body) =
-            asked.with_context(|| format!("no answer within {} s", TIMEOUT.as_secs()))??;
+            response.with_context(|| format!("no answer within {} s", TIMEOUT.as_secs()))??;
         self.samples(status, &body)
             .with_context(|| query.to_owned())
     }
@@ -274,7 +274,7 @@ mod tests {
         {"metric":{"le":"1"},"value":[1435781451.781,"1"]}]}"#;
 
     #[test]
-    fn urls_and_headers() {
+    fn urls_and_headers_are_parsed() {
         let headers = ["X-Scope-OrgID: fleet".to_owned()];
         let server = Server::new("http://[::1]:9009/prometheus/", &headers).unwrap();
         assert_eq!((&*server.host, server.port), ("::1", 9009));
@@ -309,11 +309,11 @@ mod tests {
     }
 
     #[test]
-    fn http_status_without_an_answer_is_named_with_a_fix() {
+    fn http_error_status_names_fix() {
         let error = r#"{"status":"error","errorType":"unavailable","error":"tsdb not ready"}"#;
         let only_type = r#"{"status":"error","errorType":"bad_data"}"#;
         let scalar = r#"{"status":"success","data":{"resultType":"scalar","result":[1,"2"]}}"#;
-        for (status, body, said) in [
+        for (status, body, message) in [
             (301, "", "status 301 Moved Permanently: redirected"),
             (401, "", "status 401 Unauthorized: a login is needed"),
             (403, "<html>", "--header"),
@@ -332,7 +332,7 @@ mod tests {
         ] {
             let error = answered(status, body).1.unwrap_err();
             let error = format!("{error:#}");
-            assert!(error.contains(said), "{said}: {error}");
+            assert!(error.contains(message), "{message}: {error}");
         }
     }
 
@@ -341,7 +341,7 @@ mod tests {
         let (server, samples) = answered(200, &format!("{{{ONE}}}"));
         assert_eq!(samples.unwrap()[0].count().unwrap(), 1);
         assert_eq!(server.warnings(), [""; 0]);
-        for (more, said) in [
+        for (more, message) in [
             (r#""isPartial":true"#, "a storage node did not answer"),
             (
                 r#""warnings":["store 10.0.0.9 is away"]"#,
@@ -353,12 +353,12 @@ mod tests {
             let [warning] = &server.warnings()[..] else {
                 panic!("{:?}", server.warnings());
             };
-            assert!(warning.contains(said), "{warning}");
+            assert!(warning.contains(message), "{warning}");
         }
     }
 
     #[test]
-    fn value_that_is_no_count_is_refused() {
+    fn invalid_count_is_refused() {
         for value in ["NaN", "+Inf", "-1", "1e30", "x"] {
             let sample = Sample {
                 metric: BTreeMap::new(),
