@@ -2,8 +2,8 @@
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    GOOD_US, Handshake, Policy, SocketState, UNMATCHED, arm, direction, features, socket_flags,
-    statistics, syn::Timeouts,
+    GOOD_US, Handshake, Policy, SocketState, UNMATCHED, also, arm, direction, features,
+    socket_flags, statistics, syn::Timeouts,
 };
 use rto_agent_ebpf::{
     counter::Counter,
@@ -14,7 +14,7 @@ use rto_agent_ebpf::{
 use crate::{
     discovery, fallback,
     hook::{self, argument},
-    options::{self, Target},
+    options::{self, Defaults, Target},
     socket::{self, read},
     storage, syn_ack_rto, syn_schedule,
     tables::{self, Tally, Times},
@@ -297,10 +297,13 @@ pub(crate) fn state_changed(ops: *mut bpf_sock_ops) -> u32 {
     if has_closed(argument(ctx, 1)) {
         // Once the interval reaches TCP_RTO_MAX_MS, the kernel gives a closed socket up after a few more timeouts, and
         // its data is lost (`tcp_out_of_resources()`, `tcp_write_timeout()`, Linux 6.18).
-        if let Some(state) = storage.of_policy()
-            && state.options.rto_max.is_set()
-        {
-            Target::of(ctx).rto_max(&mut state.options, 0, Tally::NOBODY);
+        if let Some(state) = storage.of_policy() {
+            Target::of(ctx).settle_those::<{ also::LIFTED }>(
+                &mut state.options,
+                None,
+                Defaults::Kernel,
+                Tally::NOBODY,
+            );
         }
         return 0;
     }

@@ -96,9 +96,7 @@ fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -
         syn_ack_rto::microseconds(initial_rto_jiffies)
     };
     state.watch.srtt_sampled_ns = socket::now();
-    let target = Target::of(ctx);
-    options::apply(ops, state, policy, policy.rto_max_ms, tally);
-    target.user_timeout(&mut state.options, policy.user_timeout_ms, tally);
+    options::apply(ops, state, policy, tally);
     hook::enable(ops, state, tally);
     handshake::established(ctx.ops, state, retransmissions, tally);
     if retransmissions != 0 {
