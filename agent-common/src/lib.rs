@@ -192,7 +192,7 @@ pub mod globals {
     /// u64: cookie of the socket that probes the kernel's features.
     pub const PROBE_COOKIE: &str = "PROBE_COOKIE";
     /// u32 each: the fields of [`super::SocketTypes`], in their order.
-    pub const SOCKET_TYPES: [&str; 26] = [
+    pub const SOCKET_TYPES: [&str; 27] = [
         "OFFSET_IS_MPTCP",
         "OFFSET_FASTOPEN_REQ",
         "OFFSET_NET",
@@ -216,6 +216,7 @@ pub mod globals {
         "OFFSET_DST_CACHE",
         "OFFSET_METRICS",
         "OFFSET_MAX_ACK_BACKLOG",
+        "OFFSET_TOTAL_RTO_TIME",
         "TYPE_CONNECTION_SOCK",
         "TYPE_TCP_SOCK",
         "TYPE_DST_METRICS",

@@ -397,7 +397,9 @@ fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
     if state.arm == arm::NONE {
         return;
     }
-    restore_window(ctx, target, took_ns, tally);
+    if retransmissions >= 2 && took_ns < second_timeout_ns(ctx) {
+        handshake::restore_window(ctx, tally);
+    }
     if tables::settings(state.arm).is_some_and(|policy| policy.flags & policy_flags::DRAINING != 0)
     {
         state.options.set_nothing_later();
@@ -408,24 +410,13 @@ fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
     count_syn_retransmissions(ctx.ops, state);
 }
 
-/// Restores the initial window of the route. The kernel starts with one segment if it has retransmitted the SYN more
-/// than once (`tcp_init_transfer()`, Linux 6.18), which its own timer would not have done so early.
+/// When the kernel alone would retransmit the SYN for the second time.
 #[inline(always)]
-fn restore_window(ctx: &SockOpsContext, target: Target, took_ns: u64, tally: Tally) {
-    if socket::total_retrans(ctx) < 2 || socket::snd_cwnd(ctx) != 1 {
-        return;
-    }
-    let second_ns = if SynSocket::of(ctx).linear == 0 {
+fn second_timeout_ns(ctx: &SockOpsContext) -> u64 {
+    if SynSocket::of(ctx).linear == 0 {
         3_000_000_000
     } else {
         2_000_000_000
-    };
-    if took_ns < second_ns {
-        target.set(
-            SockOpt::InitialWindow,
-            kernel_sock::initial_window(ctx),
-            tally,
-        );
     }
 }
 

@@ -2,7 +2,7 @@
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    GOOD_US, Handshake, Policy, SocketState, UNMATCHED, also, arm, direction, features,
+    GOOD_US, Handshake, Policy, SockOpt, SocketState, UNMATCHED, also, arm, direction, features,
     socket_flags, statistics, syn::Timeouts,
 };
 use rto_agent_ebpf::{
@@ -14,6 +14,7 @@ use rto_agent_ebpf::{
 use crate::{
     discovery, fallback,
     hook::{self, argument},
+    kernel_sock,
     options::{self, Defaults, Target},
     socket::{self, read},
     storage, syn_ack_rto, syn_schedule,
@@ -78,6 +79,16 @@ pub(crate) fn begin(handshake: &mut Handshake, retransmissions: u32, ns: u64) {
     handshake.spurious_at_most = retransmissions;
     handshake.samples = 0;
     handshake.rtt_max_us = 0;
+}
+
+/// Restores the initial window of the route on a connection that this program's timers made retransmit more than once.
+/// The kernel then starts with one segment (`tcp_init_transfer()`, which runs the callback after that; Linux 6.18).
+#[inline(always)]
+pub(crate) fn restore_window(ctx: &SockOpsContext, tally: Tally) {
+    if socket::total_retrans(ctx) >= 2 && socket::snd_cwnd(ctx) == 1 {
+        let window = kernel_sock::initial_window(ctx);
+        Target::of(ctx).set(SockOpt::InitialWindow, window, tally);
+    }
 }
 
 /// Counts a connection with storage that has just been established. This is called last, because the verifier
