@@ -32,5 +32,5 @@ pub const VERIFIER_LIMITS: [(&str, u32); 5] = [
     ("rto_clone", 1_400),
     ("rto_walk", 20_000),
     ("rto_synack", 6_000),
-    ("rto_probe", 280),
+    ("rto_probe", 340),
 ];

@@ -84,12 +84,6 @@ pub const LOST: u32 = 1;
 /// Bytes of the ring buffer: 2,340 events.
 pub const RING_BYTES: u32 = 1 << 18;
 
-const _: () = {
-    assert!(size_of::<Event>() == 8 + 16 + 16 + 11 * 4 + 16 + 4);
-    assert!(size_of::<Event>() == 104);
-    assert!(size_of::<EventControl>() == 24);
-};
-
 impl Event {
     /// Parses a record of the ring buffer; `None` if its length is wrong.
     #[must_use]

@@ -117,6 +117,8 @@ pub struct SocketTypes {
     pub metrics: u32,
     /// `sock.sk_max_ack_backlog`, u32.
     pub max_ack_backlog: u32,
+    /// `tcp_sock.total_rto_time`, u32, milliseconds (Linux 6.7); 0: the kernel has no such field.
+    pub total_rto_time: u32,
     /// BTF id of `struct inet_connection_sock`.
     pub connection_sock: u32,
     /// BTF id of `struct tcp_sock`.
@@ -141,7 +143,7 @@ impl SocketTypes {
 
     /// The values in the order of [`crate::globals::SOCKET_TYPES`].
     #[must_use]
-    pub const fn values(&self) -> [u32; 28] {
+    pub const fn values(&self) -> [u32; 29] {
         [
             self.is_mptcp,
             self.fastopen_req,
@@ -168,6 +170,7 @@ impl SocketTypes {
             self.dst_cache,
             self.metrics,
             self.max_ack_backlog,
+            self.total_rto_time,
             self.connection_sock,
             self.tcp_sock,
             self.dst_metrics,
@@ -224,7 +227,7 @@ mod tests {
             assert_eq!(offsets.values()[i], value, "{name}");
         }
         // SAFETY: as above.
-        let types: SocketTypes = unsafe { core::mem::transmute(numbers::<28>()) };
+        let types: SocketTypes = unsafe { core::mem::transmute(numbers::<29>()) };
         for (i, (name, value)) in fields(&format!("{types:?}")).into_iter().enumerate() {
             let (_, of) = globals::SOCKET_TYPES[i].split_once('_').unwrap();
             assert_eq!(of, name);

@@ -13,24 +13,27 @@ pub mod event;
 pub mod fallback;
 pub mod histogram;
 mod kernel_types;
+mod layout;
 mod policy;
 pub mod restart;
 pub mod series;
 mod socket;
+mod socket_option;
 pub mod syn;
 pub mod wheel;
 
 pub use kernel_types::{Offsets, SocketTypes, kfunc};
+pub use layout::LAYOUT_VERSION;
 pub use policy::{HostDefaults, Policy, PolicySlot, lasting, policy_flags};
 pub use socket::{
-    Handshake, Options, Remembered, Schedule, SocketState, Watch, schedule_flags, settled,
-    socket_flags,
+    Handshake, MAX_KEPT, Options, Remembered, Schedule, SocketState, Watch, schedule_flags,
+    settled, socket_flags,
+};
+pub use socket_option::{
+    Kept, LARGEST_US, Own, RTO_MAX_MS, Row, SockOpt, TABLE as SOCKET_OPTIONS, When, also,
 };
 
 use histogram::Histogram;
-
-/// Version of every struct and map below; part of the name of the pins' directory.
-pub const LAYOUT_VERSION: u32 = 17;
 
 /// Maximum number of active policies.
 pub const MAX_POLICIES: u32 = 1024;
@@ -118,7 +121,7 @@ pub mod maps {
     pub const POLICIES: &str = "POLICIES";
     /// Array of one: [`super::HostDefaults`].
     pub const HOST_DEFAULTS: &str = "HOST_DEFAULTS";
-    /// Array: [`super::lasting::index`] -> bits of [`super::lasting`]: values that policies have set since the maps
+    /// Array: [`super::lasting::index`] -> [`super::lasting::bit`]s: values that policies have set since the maps
     /// were created. On a socket without storage, options with such a value are restored.
     pub const LASTING: &str = "LASTING";
     /// Per-CPU array: [`super::statistics_key`] -> [`super::FastStatistics`] of the first [`super::FAST_SLOTS`] slots.
@@ -190,7 +193,7 @@ pub mod globals {
     /// u64: cookie of the socket that probes the kernel's features.
     pub const PROBE_COOKIE: &str = "PROBE_COOKIE";
     /// u32 each: the fields of [`super::SocketTypes`], in their order.
-    pub const SOCKET_TYPES: [&str; 28] = [
+    pub const SOCKET_TYPES: [&str; 29] = [
         "OFFSET_IS_MPTCP",
         "OFFSET_FASTOPEN_REQ",
         "OFFSET_NET",
@@ -216,6 +219,7 @@ pub mod globals {
         "OFFSET_DST_CACHE",
         "OFFSET_METRICS",
         "OFFSET_MAX_ACK_BACKLOG",
+        "OFFSET_TOTAL_RTO_TIME",
         "TYPE_CONNECTION_SOCK",
         "TYPE_TCP_SOCK",
         "TYPE_DST_METRICS",
@@ -397,6 +401,8 @@ pub struct Counters {
     pub data_time_saved_us: u64,
     /// At most how much later, microseconds. The difference of both is never above the truth.
     pub data_time_lost_us: u64,
+    /// Keeps the size a multiple of 32, so that the counters that every connection updates share a cache line.
+    pub reserved: [u64; 3],
 }
 
 /// An attempt is good if it is established within this time, microseconds.
@@ -483,55 +489,6 @@ impl Statistics {
     }
 }
 
-/// Options that the program sets; the value is the index of [`Counters::setsockopt_failures`].
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SockOpt {
-    /// TCP_SYNCNT.
-    SynCnt = 0,
-    /// TCP_BPF_RTO_MIN.
-    RtoMin = 1,
-    /// TCP_BPF_DELACK_MAX.
-    DelackMax = 2,
-    /// TCP_THIN_LINEAR_TIMEOUTS.
-    ThinLinear = 3,
-    /// TCP_RTO_MAX_MS.
-    RtoMax = 4,
-    /// TCP_USER_TIMEOUT.
-    UserTimeout = 5,
-    /// TCP_BPF_SOCK_OPS_CB_FLAGS, or bpf_sock_ops_cb_flags_set(): the RTO hook.
-    CbFlags = 6,
-    /// TCP_BPF_IW.
-    InitialWindow = 7,
-}
-
-impl SockOpt {
-    /// The option with this index.
-    #[inline(always)]
-    #[must_use]
-    pub const fn of(index: u32) -> Option<Self> {
-        if (index as usize) < Self::COUNT {
-            Some(Self::NAMES[index as usize].0)
-        } else {
-            None
-        }
-    }
-
-    /// Number of options.
-    pub const COUNT: usize = 8;
-    /// Every option and the kernel's name for it.
-    pub const NAMES: [(Self, &'static str); 8] = [
-        (Self::SynCnt, "TCP_SYNCNT"),
-        (Self::RtoMin, "TCP_BPF_RTO_MIN"),
-        (Self::DelackMax, "TCP_BPF_DELACK_MAX"),
-        (Self::ThinLinear, "TCP_THIN_LINEAR_TIMEOUTS"),
-        (Self::RtoMax, "TCP_RTO_MAX_MS"),
-        (Self::UserTimeout, "TCP_USER_TIMEOUT"),
-        (Self::CbFlags, "TCP_BPF_SOCK_OPS_CB_FLAGS"),
-        (Self::InitialWindow, "TCP_BPF_IW"),
-    ];
-}
-
 /// The task of a walk over the open sockets of a network namespace.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -541,12 +498,10 @@ pub struct WalkControl {
     pub cgroup: u64,
     /// One of [`walk_mode`].
     pub mode: u32,
-    /// The namespace's default of TCP_BPF_RTO_MIN, microseconds.
-    pub rto_min_us: u32,
-    /// The namespace's default of TCP_RTO_MAX_MS, milliseconds.
-    pub rto_max_ms: u32,
     /// Keeps the size a multiple of 8.
     pub reserved: u32,
+    /// The namespace's defaults of the options that policies set, by [`SockOpt`].
+    pub defaults: [u32; MAX_KEPT],
 }
 
 impl WalkControl {
@@ -600,35 +555,7 @@ pub struct Probe {
     pub armed: i64,
 }
 
-const _: () = {
-    assert!(size_of::<EntryValue>() == 8);
-    assert!(SLOTS <= 1 << EntryValue::SLOT_BITS);
-    assert!(size_of::<Policy>() == 15 * 4 + 64 + 64);
-    assert!(size_of::<PolicySlot>() == 8 + 2 * size_of::<Policy>());
-    assert!(size_of::<HostDefaults>() == 12);
-    assert!(size_of::<Counters>() == 320);
-    assert!(size_of::<FastStatistics>() == core::mem::offset_of!(Statistics, srtt));
-    assert!(
-        core::mem::offset_of!(FastStatistics, path_rtt)
-            == core::mem::offset_of!(Statistics, path_rtt)
-    );
-    assert!(size_of::<Statistics>() == 320 + 3 * (8 + 8 * histogram::BUCKETS));
-    assert!(size_of::<fallback::Fallback>() == 16);
-    assert!(size_of::<discovery::Prefix>() == 20);
-    assert!(size_of::<discovery::Discovered>() == 16 + 8 + 8 * histogram::BUCKETS);
-    // Together with the kernel's header (72 bytes, `struct bpf_local_storage_elem`, Linux 6.18) it still fits the
-    // 256-byte allocation class.
-    assert!(size_of::<SocketState>() == 16 + 40 + (5 * 8 + 6 * 4) + 24 + 40);
-    assert!(size_of::<SocketState>() <= 184);
-    assert!(size_of::<WalkControl>() == 24);
-    assert!(size_of::<WalkCounts>() == 16);
-    assert!(size_of::<Probe>() == 8 * 21);
-    assert!(core::mem::offset_of!(Policy, generation) == 4);
-    assert!(core::mem::offset_of!(Statistics, counters) == 0);
-    assert!(core::mem::offset_of!(Statistics, path_rtt) == 320);
-    assert!(core::mem::offset_of!(Counters, setsockopt_failures) == 64);
-    assert!(core::mem::offset_of!(SocketState, arm) == 0);
-};
+const _: () = assert!(SLOTS <= 1 << EntryValue::SLOT_BITS);
 
 #[cfg(feature = "user")]
 mod pod;

@@ -131,12 +131,17 @@ pub mod policy_flags {
     pub const AT_ESTABLISHED: u32 = GUARDED | DISCOVERS;
 }
 
-/// Bits of `LASTING`: options that the program may have set on connections without storage.
+/// Elements of `LASTING`: options that the program may have set on connections without storage.
 pub mod lasting {
-    /// TCP_BPF_RTO_MIN.
-    pub const RTO_MIN: u32 = 1 << 0;
-    /// TCP_BPF_DELACK_MAX.
-    pub const DELACK_MAX: u32 = 1 << 1;
+    use crate::SockOpt;
+
+    /// The bit of an option with [`crate::also::RECOGNISED`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn bit(option: SockOpt) -> u32 {
+        1 << option as u32
+    }
+
     /// Length of `LASTING`: both options take up to 200 ms, in whole jiffies of at least 1 ms.
     pub const LEN: u32 = 256;
 
@@ -260,8 +265,6 @@ mod tests {
             assert_ne!(AT_ESTABLISHED & bit, 0);
         }
         assert_eq!(AT_ESTABLISHED.count_ones(), 2);
-        assert_eq!(lasting::RTO_MIN & lasting::DELACK_MAX, 0);
-        assert_ne!(lasting::DELACK_MAX, 0);
     }
 
     /// The program decides by its value whether an option of a socket without storage must be restored, so no two

@@ -1,6 +1,6 @@
 //! Per-socket state that lasts between callbacks.
 
-use crate::{event::COMM_LEN, series::Series, syn::Attempt};
+use crate::{SockOpt, event::COMM_LEN, series::Series, syn::Attempt};
 
 /// Per-socket state that lasts between callbacks (value of `SOCKETS`). Most connections have none: see
 /// [`crate::policy_flags::STORED`].
@@ -123,51 +123,153 @@ impl Handshake {
     pub const WHOLE: u16 = u16::MAX;
 }
 
+/// Most options that a policy sets: one bit each in the masks of [`Options`].
+pub const MAX_KEPT: usize = 8;
+
 /// Options of a socket that a policy controls.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// TCP_BPF_RTO_MIN, microseconds.
-    pub rto_min: Remembered,
-    /// TCP_BPF_DELACK_MAX, microseconds.
-    pub delack_max: Remembered,
-    /// TCP_THIN_LINEAR_TIMEOUTS: 0 or 1.
-    pub thin_linear: Remembered,
-    /// TCP_RTO_MAX_MS, milliseconds.
-    pub rto_max: Remembered,
-    /// TCP_USER_TIMEOUT, milliseconds.
-    pub user_timeout: Remembered,
-    /// [`crate::Policy::user_timeout_ms`] when this connection began; it is set when the connection is established.
-    pub user_timeout_ms: u32,
-    /// [`crate::Policy::rto_max_ms`] likewise.
-    pub rto_max_ms: u32,
-    /// [`crate::Policy::linear_retries`] when this connection began; 0: the kernel's own number.
-    pub linear_retries: u16,
-    /// [`crate::Policy::restart_hz`] when this connection began; 0 after another program has set the option.
-    pub restart_hz: u16,
-    /// [`crate::Policy::rto_min_us`] when this connection began, if `restart_hz` is not 0. (`rto_min` has the value
-    /// that is set now.)
-    pub restart_rto_min_us: u32,
+    /// The values, by [`SockOpt`].
+    kept: [Remembered; SockOpt::KEPT],
+    /// Options that the program has set, a bit for each.
+    set: u8,
+    /// Options to set once the connection is established. Their value is in `kept`, though they are not set yet.
+    later: u8,
     /// [`settled`] bits of the options that the current callback sets. Kept in the map because the verifier does not
     /// track map values, so this does not multiply its states.
-    pub settled: u16,
+    pub settled: u8,
+    /// [`crate::Policy::linear_retries`] when this connection began; 0: the kernel's own number.
+    pub linear_retries: u8,
+    /// [`crate::Policy::restart_hz`] when this connection began; 0 after another program has set the option.
+    pub restart_hz: u16,
     /// Keeps the size a multiple of 4.
     pub reserved: u16,
+    /// [`crate::Policy::rto_min_us`] when this connection began, if `restart_hz` is not 0. ([`SockOpt::RtoMin`] has
+    /// the value that is set now.)
+    pub restart_rto_min_us: u32,
     /// [`crate::Policy::epochs`] of this connection's initial RTO; 0: it has no current epoch.
     pub epoch: u32,
 }
 
 impl Options {
-    /// Whether the program has set an option of the socket.
+    /// Whether the program has set any option of the socket.
     #[inline(always)]
     #[must_use]
     pub const fn is_any_set(&self) -> bool {
-        self.rto_min.is_set()
-            | self.delack_max.is_set()
-            | self.thin_linear.is_set()
-            | self.rto_max.is_set()
-            | self.user_timeout.is_set()
+        self.set != 0
     }
+
+    /// Whether the program has set the option.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_set(&self, option: SockOpt) -> bool {
+        self.set & bit(option) != 0
+    }
+
+    /// The value that the program has set.
+    #[inline(always)]
+    #[must_use]
+    pub const fn value(&self, option: SockOpt) -> Option<u32> {
+        if self.is_set(option) {
+            Some(self.kept[option as usize].value)
+        } else {
+            None
+        }
+    }
+
+    /// Notes that the program has set the option to `value` where `before` was.
+    #[inline(always)]
+    pub const fn note(&mut self, option: SockOpt, value: u32, before: u32) {
+        self.kept[option as usize] = Remembered { value, before };
+        self.set |= bit(option);
+    }
+
+    /// Notes that the option has the value from before again.
+    #[inline(always)]
+    pub const fn forget(&mut self, option: SockOpt) {
+        self.set &= !bit(option);
+    }
+
+    /// Notes that the option is to be set once the connection is established. An option that is still set is left
+    /// alone: its value tells whether another program has changed it since.
+    #[inline(always)]
+    pub const fn set_later(&mut self, option: SockOpt, value: u32) {
+        if !self.is_set(option) {
+            self.kept[option as usize].value = value;
+            self.later |= bit(option);
+        }
+    }
+
+    /// The value to set once the connection is established.
+    #[inline(always)]
+    #[must_use]
+    pub const fn later(&self, option: SockOpt) -> Option<u32> {
+        if self.later & bit(option) != 0 {
+            Some(self.kept[option as usize].value)
+        } else {
+            None
+        }
+    }
+
+    /// Whether the option is set, or is to be set once the connection is established.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_wanted(&self, option: SockOpt) -> bool {
+        (self.set | self.later) & bit(option) != 0
+    }
+
+    /// The option is not to be set later either.
+    #[inline(always)]
+    pub const fn never_set(&mut self, option: SockOpt) {
+        self.later &= !bit(option);
+    }
+
+    /// Nothing is to be set once the connection is established.
+    #[inline(always)]
+    pub const fn set_nothing_later(&mut self) {
+        self.later = 0;
+    }
+
+    /// The value to remember as the one before, when the socket now reports `in_force` and the program is about to set
+    /// the option. A value that the program itself set is never remembered as the one before.
+    #[inline(always)]
+    #[must_use]
+    pub const fn before(&self, option: SockOpt, in_force: Option<u32>) -> u32 {
+        let Remembered { value, before } = self.kept[option as usize];
+        match in_force {
+            Some(current) if self.is_set(option) && current == value => before,
+            Some(current) => current,
+            None if self.is_set(option) => before,
+            None => Remembered::UNKNOWN,
+        }
+    }
+
+    /// The value to restore when the socket now reports `in_force`; `None` if the program did not set the option, or if
+    /// the application or another program has changed it since. `default` is the kernel's own value.
+    #[inline(always)]
+    #[must_use]
+    pub const fn to_restore(
+        &self,
+        option: SockOpt,
+        in_force: Option<u32>,
+        default: u32,
+    ) -> Option<u32> {
+        if !self.is_set(option) {
+            return None;
+        }
+        let Remembered { value, before } = self.kept[option as usize];
+        match in_force {
+            Some(current) if current != value => None,
+            _ if before == Remembered::UNKNOWN => Some(default),
+            _ => Some(before),
+        }
+    }
+}
+
+#[inline(always)]
+const fn bit(option: SockOpt) -> u8 {
+    1 << option as u32
 }
 
 /// State of a connection for statistics and events.
@@ -208,17 +310,17 @@ pub mod socket_flags {
 /// Bits of [`Options::settled`].
 pub mod settled {
     /// The kernel accepted a value.
-    pub const CHANGED: u16 = 1;
+    pub const CHANGED: u8 = 1;
     /// The kernel refused a value.
-    pub const REFUSED: u16 = 2;
+    pub const REFUSED: u8 = 2;
 }
 
-/// An option of a socket, with the value to restore.
+/// A value that the program has set, and the one to restore.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remembered {
-    /// The value that the program set, plus 1; 0: it has not set the option.
-    set: u32,
+    /// The value that the program has set, or will set.
+    pub value: u32,
     /// The value before; [`Remembered::UNKNOWN`] if the kernel does not report it.
     pub before: u32,
 }
@@ -226,65 +328,19 @@ pub struct Remembered {
 impl Remembered {
     /// The kernel did not report the option's value.
     pub const UNKNOWN: u32 = u32::MAX;
-
-    /// The program has set `value` where `before` was.
-    #[inline(always)]
-    #[must_use]
-    pub const fn new(value: u32, before: u32) -> Self {
-        Self {
-            set: value.wrapping_add(1),
-            before,
-        }
-    }
-
-    /// Whether the program has set the option.
-    #[inline(always)]
-    #[must_use]
-    pub const fn is_set(&self) -> bool {
-        self.set != 0
-    }
-
-    /// The value that the program set.
-    #[inline(always)]
-    #[must_use]
-    pub const fn value(&self) -> Option<u32> {
-        self.set.checked_sub(1)
-    }
-
-    /// The value to remember as the one before, when the socket now reports `in_force` and the program is about to set
-    /// the option. A value that the program itself set is never remembered as the one before.
-    #[inline(always)]
-    #[must_use]
-    pub const fn before(&self, in_force: Option<u32>) -> u32 {
-        match in_force {
-            Some(value) if self.is_set() && value == self.set.wrapping_sub(1) => self.before,
-            Some(value) => value,
-            None if self.is_set() => self.before,
-            None => Self::UNKNOWN,
-        }
-    }
-
-    /// The value to restore when the socket now reports `in_force`; `None` if the program did not set the option, or if
-    /// the application or another program has changed it since. `default` is the kernel's own value.
-    #[inline(always)]
-    #[must_use]
-    pub const fn to_restore(&self, in_force: Option<u32>, default: u32) -> Option<u32> {
-        if !self.is_set() {
-            return None;
-        }
-        match in_force {
-            Some(value) if value != self.set.wrapping_sub(1) => None,
-            _ if self.before == Self::UNKNOWN => Some(default),
-            _ => Some(self.before),
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const SET: Remembered = Remembered::new(8000, 200_000);
+    const OPTION: SockOpt = SockOpt::RtoMin;
+
+    fn set() -> Options {
+        let mut options = Options::default();
+        options.note(OPTION, 8000, 200_000);
+        options
+    }
 
     #[test]
     fn a_bit_has_one_meaning() {
@@ -319,25 +375,45 @@ mod tests {
     }
 
     #[test]
-    fn the_value_before_is_never_the_programs_own() {
-        assert_eq!(Remembered::default().before(Some(7)), 7);
-        assert_eq!(Remembered::default().before(None), Remembered::UNKNOWN);
-        assert_eq!(SET.before(Some(8000)), 200_000);
+    fn value_before_is_never_the_programs_own() {
+        let none = Options::default();
+        assert_eq!(none.before(OPTION, Some(7)), 7);
+        assert_eq!(none.before(OPTION, None), Remembered::UNKNOWN);
+        assert_eq!(set().before(OPTION, Some(8000)), 200_000);
         // The application has set another value since.
-        assert_eq!(SET.before(Some(9000)), 9000);
-        assert_eq!(SET.before(None), 200_000);
+        assert_eq!(set().before(OPTION, Some(9000)), 9000);
+        assert_eq!(set().before(OPTION, None), 200_000);
     }
 
     #[test]
     fn only_values_of_the_program_are_restored() {
-        assert_eq!(Remembered::default().to_restore(Some(7), 1), None);
-        assert_eq!(SET.to_restore(Some(8000), 1), Some(200_000));
-        assert_eq!(SET.to_restore(Some(9000), 1), None);
-        assert_eq!(SET.to_restore(None, 1), Some(200_000));
-        let unknown = Remembered {
-            before: Remembered::UNKNOWN,
-            ..SET
-        };
-        assert_eq!(unknown.to_restore(Some(8000), 1), Some(1));
+        assert_eq!(Options::default().to_restore(OPTION, Some(7), 1), None);
+        assert_eq!(set().to_restore(OPTION, Some(8000), 1), Some(200_000));
+        assert_eq!(set().to_restore(OPTION, Some(9000), 1), None);
+        assert_eq!(set().to_restore(OPTION, None, 1), Some(200_000));
+        let mut unknown = Options::default();
+        unknown.note(OPTION, 8000, Remembered::UNKNOWN);
+        assert_eq!(unknown.to_restore(OPTION, Some(8000), 1), Some(1));
+    }
+
+    #[test]
+    fn options_have_places_of_their_own() {
+        let mut options = Options::default();
+        for option in (0..SockOpt::KEPT).map(SockOpt::at) {
+            assert_eq!((options.value(option), options.later(option)), (None, None));
+            options.set_later(option, option as u32);
+            assert!(!options.is_set(option));
+            options.note(option, 10 + option as u32, 20);
+        }
+        for option in (0..SockOpt::KEPT).map(SockOpt::at) {
+            assert_eq!(options.value(option), Some(10 + option as u32));
+            options.set_later(option, 0);
+            assert_eq!(options.value(option), Some(10 + option as u32));
+            options.forget(option);
+            assert_eq!(options.value(option), None);
+        }
+        assert!(!options.is_any_set());
+        options.set_nothing_later();
+        assert_eq!(options.later(OPTION), None);
     }
 }

@@ -15,7 +15,10 @@ fn statistics_add_up_word_by_word() {
     let sum = a.plus(&b);
     assert_eq!(sum.counters.attempts, 2);
     assert_eq!(sum.counters.rtos, [0, 0, 0, 0, 0, 0, 0, 4]);
-    assert_eq!(sum.counters.setsockopt_failures[6], 6);
+    assert_eq!(
+        sum.counters.setsockopt_failures[SockOpt::CbFlags as usize],
+        6
+    );
     assert_eq!((sum.counters.aborted, sum.counters.expired), (5, 0));
     assert_eq!((sum.path_rtt.buckets[5], sum.srtt.sum_us), (8, 6));
 }

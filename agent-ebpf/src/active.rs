@@ -22,7 +22,7 @@ use crate::{
     events, fallback, handshake, hook,
     kernel_sock::{self, SynSocket},
     lookup,
-    options::{self, KERNEL, Target},
+    options::{self, Defaults, Target},
     socket, storage, syn_ack_rto, syn_schedule,
     tables::{self, Tally},
     unstored,
@@ -134,13 +134,11 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
         // of the policy could trigger the detection.
         state.flags |= socket_flags::KERNEL_TIMERS;
         keep_kernel_rto(state);
-        state.options.user_timeout_ms = 0;
-        state.options.rto_max_ms = 0;
         options::restore(ops, state, tally);
         return 0;
     }
-    // A TCP_USER_TIMEOUT set by an earlier policy of the socket would make connect() give up earlier.
-    target.user_timeout(&mut state.options, 0, tally);
+    // A TCP_USER_TIMEOUT of an earlier policy of the socket, too, would make connect() give up earlier.
+    target.restore_established(&mut state.options, tally);
     // The probe always gets the policy's timers.
     let is_left_alone = policy.flags & policy_flags::MPTCP == 0 && kernel_sock::is_mptcp(ctx);
     let keeps = is_left_alone
@@ -149,12 +147,10 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
     if keeps {
         keep_kernel_rto(state);
     }
+    options::connect(ops, state, policy, (!keeps).into(), tally);
     if is_left_alone {
-        state.options.rto_max_ms = 0;
+        state.options.never_set(SockOpt::RtoMax);
     }
-    // With the kernel's SYN timers, a lower maximum would make connect() give up earlier.
-    let rto_max_ms = if keeps { 0 } else { policy.rto_max_ms };
-    options::apply(ops, state, policy, rto_max_ms, tally);
     let jiffies = state.handshake.initial_rto_jiffies;
     if jiffies != 0 {
         ctx.set_reply(jiffies);
@@ -189,8 +185,7 @@ fn begin(ops: *mut bpf_sock_ops, state: &mut SocketState, arm: u32, policy: &Pol
     // The first interval begins now, so a short connection is sampled only when it ends.
     state.watch.srtt_sampled_ns = now;
     state.watch.loss_end = 0;
-    state.options.user_timeout_ms = policy.user_timeout_ms;
-    state.options.rto_max_ms = policy.rto_max_ms;
+    state.options.set_nothing_later();
 }
 
 /// Restores all options of a socket that is reconnected to an address without an entry.
@@ -210,7 +205,7 @@ fn forget(ops: *mut bpf_sock_ops) -> u32 {
         state.handshake.initial_rto_jiffies = 0;
     } else if hook::is_marked(&ctx) {
         // A former connection of this socket.
-        Target::of(&ctx).restore_unremembered(KERNEL);
+        Target::of(&ctx).restore_unremembered(Defaults::Kernel);
     }
     hook::unmark(&ctx);
     0
@@ -306,9 +301,6 @@ fn lost(ops: *mut bpf_sock_ops, timer: u32) {
     begin(ctx.ops, state, arm, policy);
     note_timer(ctx, state, policy, timer);
     state.handshake.retransmissions_counted = 0;
-    // Options for the time after the handshake are set only for connections that had storage from the start.
-    state.options.user_timeout_ms = 0;
-    state.options.rto_max_ms = 0;
     hook::mark_stored(ctx, tally);
 }
 
@@ -405,41 +397,26 @@ fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
     if state.arm == arm::NONE {
         return;
     }
-    restore_window(ctx, target, took_ns, tally);
+    if retransmissions >= 2 && took_ns < second_timeout_ns(ctx) {
+        handshake::restore_window(ctx, tally);
+    }
     if tables::settings(state.arm).is_some_and(|policy| policy.flags & policy_flags::DRAINING != 0)
     {
-        state.options.user_timeout_ms = 0;
-        state.options.rto_max_ms = 0;
+        state.options.set_nothing_later();
     }
-    // Not earlier: on a connecting socket these options would make connect() give up earlier.
-    let (user_timeout_ms, rto_max_ms) = (state.options.user_timeout_ms, state.options.rto_max_ms);
-    target.user_timeout(&mut state.options, user_timeout_ms, tally);
-    if rto_max_ms != 0 {
-        target.rto_max(&mut state.options, rto_max_ms, tally);
-    }
+    target.established(&mut state.options, tally);
     hook::enable(ctx.ops, state, tally);
     handshake::established(ctx.ops, state, retransmissions, tally);
     count_syn_retransmissions(ctx.ops, state);
 }
 
-/// Restores the initial window of the route. The kernel starts with one segment if it has retransmitted the SYN more
-/// than once (`tcp_init_transfer()`, Linux 6.18), which its own timer would not have done so early.
+/// When the kernel alone would retransmit the SYN for the second time.
 #[inline(always)]
-fn restore_window(ctx: &SockOpsContext, target: Target, took_ns: u64, tally: Tally) {
-    if socket::total_retrans(ctx) < 2 || socket::snd_cwnd(ctx) != 1 {
-        return;
-    }
-    let second_ns = if SynSocket::of(ctx).linear == 0 {
+fn second_timeout_ns(ctx: &SockOpsContext) -> u64 {
+    if SynSocket::of(ctx).linear == 0 {
         3_000_000_000
     } else {
         2_000_000_000
-    };
-    if took_ns < second_ns {
-        target.set(
-            SockOpt::InitialWindow,
-            kernel_sock::initial_window(ctx),
-            tally,
-        );
     }
 }
 

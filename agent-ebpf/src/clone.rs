@@ -7,11 +7,16 @@
 
 use core::ffi::c_void;
 
-use rto_agent_common::direction;
+use rto_agent_common::{also, direction};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    lookup, options::Target, socket::read, storage::Storage, structs::SockCommon, tables::Tally,
+    lookup,
+    options::{Defaults, Target},
+    socket::read,
+    storage::Storage,
+    structs::SockCommon,
+    tables::Tally,
 };
 
 /// The value that a program must return at a hook without a result.
@@ -40,7 +45,12 @@ extern "C" fn rto_clone(arguments: *const [*mut c_void; 2]) -> i32 {
         let mut storage = unsafe { Storage::of_socket(sk) };
         match storage.make() {
             Some(state) => {
-                Target::socket(sk).rto_min(&mut state.options, policy.rto_min_us, tally);
+                Target::socket(sk).settle_those::<{ also::AT_CLONE }>(
+                    &mut state.options,
+                    Some(policy),
+                    Defaults::Kernel,
+                    tally,
+                );
             }
             None => tally.add(Counter::STORAGE_FAILURES, 1),
         }

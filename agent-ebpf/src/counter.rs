@@ -112,6 +112,8 @@ impl Step {
 
 #[cfg(test)]
 mod tests {
+    use rto_agent_common::SOCKET_OPTIONS;
+
     use super::*;
 
     #[test]
@@ -152,9 +154,9 @@ mod tests {
             Counter::DATA_TIME_LOST,
         ];
         let mut seen = [false; size_of::<Counters>() / size_of::<u64>()];
-        let failures = SockOpt::NAMES
+        let failures = SOCKET_OPTIONS
             .iter()
-            .map(|(option, _)| Counter::failures_of(*option));
+            .map(|row| Counter::failures_of(row.option));
         for counter in named
             .into_iter()
             .chain(failures)

@@ -2,8 +2,8 @@
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    GOOD_US, Handshake, Policy, SocketState, UNMATCHED, arm, direction, features, socket_flags,
-    statistics, syn::Timeouts,
+    GOOD_US, Handshake, Policy, SockOpt, SocketState, UNMATCHED, also, arm, direction, features,
+    socket_flags, statistics, syn::Timeouts,
 };
 use rto_agent_ebpf::{
     counter::Counter,
@@ -14,7 +14,8 @@ use rto_agent_ebpf::{
 use crate::{
     discovery, fallback,
     hook::{self, argument},
-    options::{self, Target},
+    kernel_sock,
+    options::{self, Defaults, Target},
     series,
     socket::{self, read},
     storage, syn_ack_rto, syn_schedule,
@@ -79,6 +80,16 @@ pub(crate) fn begin(handshake: &mut Handshake, retransmissions: u32, ns: u64) {
     handshake.spurious_at_most = retransmissions;
     handshake.samples = 0;
     handshake.rtt_max_us = 0;
+}
+
+/// Restores the initial window of the route on a connection that this program's timers made retransmit more than once.
+/// The kernel then starts with one segment (`tcp_init_transfer()`, which runs the callback after that; Linux 6.18).
+#[inline(always)]
+pub(crate) fn restore_window(ctx: &SockOpsContext, tally: Tally) {
+    if socket::total_retrans(ctx) >= 2 && socket::snd_cwnd(ctx) == 1 {
+        let window = kernel_sock::initial_window(ctx);
+        Target::of(ctx).set(SockOpt::InitialWindow, window, tally);
+    }
 }
 
 /// Counts a connection with storage that has just been established. This is called last, because the verifier
@@ -291,10 +302,13 @@ pub(crate) fn state_changed(ops: *mut bpf_sock_ops) -> u32 {
     if has_closed(argument(ctx, 1)) {
         // Once the interval reaches TCP_RTO_MAX_MS, the kernel gives a closed socket up after a few more timeouts, and
         // its data is lost (`tcp_out_of_resources()`, `tcp_write_timeout()`, Linux 6.18).
-        if let Some(state) = storage.of_policy()
-            && state.options.rto_max.is_set()
-        {
-            Target::of(ctx).rto_max(&mut state.options, 0, Tally::NOBODY);
+        if let Some(state) = storage.of_policy() {
+            Target::of(ctx).settle_those::<{ also::LIFTED }>(
+                &mut state.options,
+                None,
+                Defaults::Kernel,
+                Tally::NOBODY,
+            );
         }
         return 0;
     }

@@ -41,6 +41,7 @@ offsets! {
     OFFSET_DST_CACHE
     OFFSET_METRICS
     OFFSET_MAX_ACK_BACKLOG
+    OFFSET_TOTAL_RTO_TIME
     TYPE_CONNECTION_SOCK
     TYPE_TCP_SOCK
     TYPE_DST_METRICS
@@ -268,6 +269,14 @@ pub(crate) fn has_syncnt(ctx: &SockOpsContext) -> bool {
 #[inline(always)]
 pub(crate) fn was_accepted(ctx: &SockOpsContext) -> bool {
     number(ctx, &OFFSET_MAX_ACK_BACKLOG) != 0
+}
+
+/// Milliseconds from the first SYN-ACK of a connection that has just been accepted to the last ACK of its handshake, if a
+/// timeout has retransmitted the SYN-ACK (`tcp_create_openreq_child()`, Linux 6.18); otherwise, or if it cannot be read,
+/// 0.
+#[inline(always)]
+pub(crate) fn accepted_after_ms(ctx: &SockOpsContext) -> u32 {
+    number(ctx, &OFFSET_TOTAL_RTO_TIME)
 }
 
 /// The initial window of a socket's route, segments (`tcp_init_cwnd()`, Linux 6.18); `TCP_INIT_CWND` if the route has

@@ -1,10 +1,12 @@
-//! TCP options that a policy sets, and how they are restored.
+//! Socket options: how the rows of [`rto_agent_common::SOCKET_OPTIONS`] are set and restored.
 //!
 //! Invariant: an option is set only if the socket has a different value, and the former value is kept in the socket's
 //! storage. So the application's own value is not lost when the socket is reconnected to another peer or when
-//! everything is restored. A value of the application that is stricter than the policy's stays ([`is_stricter`]).
-//! (Before Linux 6.1 a program cannot read most options, and before 6.15 neither TCP_BPF_RTO_MIN nor
-//! TCP_BPF_DELACK_MAX: there the kernel's default is restored instead.)
+//! everything is restored. A value of the application that is stricter than the policy's stays
+//! ([`SockOpt::keeps_own`]). (Before Linux 6.1 a program cannot read most options, and before 6.15 neither
+//! TCP_BPF_RTO_MIN nor TCP_BPF_DELACK_MAX: there the kernel's default is restored instead.)
+//!
+//! [`each_option`] unrolls the table, so that the option is a constant wherever it matters to the verifier.
 
 use core::{arch::asm, ffi::c_void};
 
@@ -14,45 +16,60 @@ use aya_ebpf::{
     programs::SockOpsContext,
 };
 use rto_agent_common::{
-    Options, Policy, Remembered, SockOpt, SocketState,
-    policy_flags::{THIN_LINEAR, THIN_LINEAR_SET},
-    restart, settled, socket_flags,
+    Options, Policy, SockOpt, SocketState, WalkControl, When, restart, settled, socket_flags,
 };
 use rto_agent_ebpf::counter::Counter;
 
-use crate::{
-    socket::read,
-    storage,
-    tables::{Tally, bounded},
-};
+use crate::{socket::read, storage, tables::Tally};
 
-const SOL_TCP: i32 = 6;
+/// Runs a statement for each row of the table; `$option` is a constant in it. (A loop would make the option a variable,
+/// and with it the place in the storage.) Copies beyond the table's end are empty.
+macro_rules! each_option {
+    ($option:ident => $statement:expr) => {
+        $crate::options::each_option!(@ $option => $statement; 0 1 2 3 4 5 6 7 8 9 10 11)
+    };
+    (@ $option:ident => $statement:expr; $($index:literal)*) => {{
+        const { assert!(SockOpt::COUNT <= 12, "add an index to each_option!") };
+        $(
+            if $index < SockOpt::COUNT {
+                const $option: SockOpt = SockOpt::at($index);
+                $statement
+            }
+        )*
+    }};
+}
+pub(crate) use each_option;
 
-// include/uapi/linux/tcp.h; numbers above 1000 are from include/uapi/linux/bpf.h.
-const TCP_SYNCNT: i32 = 7;
-const TCP_THIN_LINEAR_TIMEOUTS: i32 = 16;
-const TCP_USER_TIMEOUT: i32 = 18;
-const TCP_RTO_MAX_MS: i32 = 44;
-const TCP_BPF_IW: i32 = 1001;
-const TCP_BPF_DELACK_MAX: i32 = 1003;
-const TCP_BPF_RTO_MIN: i32 = 1004;
-const TCP_BPF_SOCK_OPS_CB_FLAGS: i32 = 1008;
-
-/// The kernel's own values, for sockets whose options cannot be read.
-#[derive(Clone, Copy)]
-pub(crate) struct Defaults {
-    pub(crate) rto_min_us: u32,
-    pub(crate) rto_max_ms: u32,
+/// The same for the options that a policy sets; `$kept` is the constant [`rto_agent_common::Kept`].
+macro_rules! each_kept {
+    ($option:ident, $kept:ident => $statement:expr) => {
+        each_option!($option => {
+            const KEPT_BY_POLICY: Option<rto_agent_common::Kept> = $option.row().kept;
+            if let Some($kept) = KEPT_BY_POLICY {
+                $statement
+            }
+        })
+    };
 }
 
-/// `TCP_RTO_MIN` and `TCP_RTO_MAX`.
-pub(crate) const KERNEL: Defaults = Defaults {
-    rto_min_us: LARGEST_US,
-    rto_max_ms: 120_000,
-};
-/// `TCP_RTO_MIN` and `TCP_DELACK_MAX`: also the largest values the options take, though a
-/// namespace's default may be larger.
-pub(crate) const LARGEST_US: u32 = 200_000;
+/// Values to restore where the former one of a socket cannot be read.
+#[derive(Clone, Copy)]
+pub(crate) enum Defaults<'a> {
+    /// The kernel's own.
+    Kernel,
+    /// The namespace's.
+    Namespace(&'a WalkControl),
+}
+
+impl Defaults<'_> {
+    #[inline(always)]
+    fn of(self, option: SockOpt, kernels: u32) -> u32 {
+        match self {
+            Defaults::Kernel => kernels,
+            Defaults::Namespace(control) => control.defaults[option as usize],
+        }
+    }
+}
 
 /// The owner of the options.
 #[derive(Clone, Copy)]
@@ -107,8 +124,9 @@ impl Target {
     pub(crate) fn try_set(self, option: SockOpt, value: u32) -> i64 {
         let mut value = value;
         let pointer = (&raw mut value).cast();
+        let row = option.row();
         // SAFETY: the value is on the stack and four bytes long, as every option here takes it.
-        unsafe { bpf_setsockopt(self.owner, SOL_TCP, number(option), pointer, 4) }
+        unsafe { bpf_setsockopt(self.owner, row.level, row.number, pointer, 4) }
     }
 
     /// The option's value; `None` if the kernel does not report it.
@@ -121,16 +139,10 @@ impl Target {
     #[inline(always)]
     pub(crate) fn try_get(self, option: SockOpt) -> Result<u32, i64> {
         let mut value = 0u32;
+        let pointer = (&raw mut value).cast();
+        let row = option.row();
         // SAFETY: the buffer is on the stack and has the length that is passed.
-        let answer = unsafe {
-            bpf_getsockopt(
-                self.owner,
-                SOL_TCP,
-                number(option),
-                (&raw mut value).cast(),
-                4,
-            )
-        };
+        let answer = unsafe { bpf_getsockopt(self.owner, row.level, row.number, pointer, 4) };
         // Read in any case: the compiler may compute with a register that has no value where there is none, which the
         // verifier refuses.
         // SAFETY: a variable on the stack.
@@ -138,36 +150,23 @@ impl Target {
         if answer == 0 { Ok(value) } else { Err(answer) }
     }
 
-    /// Sets SO_TXREHASH: whether a retransmission changes the hash by which routers choose a path. (Linux 6.1; this
-    /// option belongs to another level than the others.)
-    #[inline(always)]
-    pub(crate) fn rehash(self, on: bool) -> bool {
-        const SOL_SOCKET: i32 = 1;
-        const SO_TXREHASH: i32 = 74;
-        let mut value = u32::from(on);
-        let pointer = (&raw mut value).cast();
-        // SAFETY: the value is on the stack and has the length that is passed.
-        unsafe { bpf_setsockopt(self.owner, SOL_SOCKET, SO_TXREHASH, pointer, 4) == 0 }
-    }
-
     /// Sets an option to `wanted` and remembers its former value. `None`: restores the value from before a policy set
     /// the option.
     #[inline(always)]
     fn settle(
         self,
+        options: &mut Options,
         option: SockOpt,
-        remembered: &mut Remembered,
         wanted: Option<u32>,
-        settled: &mut u16,
         default: u32,
         tally: Tally,
     ) {
-        if wanted.is_none() && !remembered.is_set() {
+        if wanted.is_none() && !options.is_set(option) {
             return;
         }
         if self.is_stored {
             let wanted = wanted.map_or(RESTORE, u64::from);
-            changed_elsewhere(remembered);
+            changed_elsewhere(options);
             rto_settle(
                 self.owner.cast(),
                 option as u32,
@@ -175,12 +174,10 @@ impl Target {
                 default,
                 tally.key(),
             );
-            changed_elsewhere(remembered);
+            changed_elsewhere(options);
         } else {
-            note(
-                settled,
-                self.settled(option, remembered, wanted, default, tally),
-            );
+            let outcome = self.settled(options, option, wanted, default, tally);
+            note(&mut options.settled, outcome);
         }
     }
 
@@ -188,23 +185,23 @@ impl Target {
     #[inline(always)]
     fn settled(
         self,
+        options: &mut Options,
         option: SockOpt,
-        remembered: &mut Remembered,
         wanted: Option<u32>,
         default: u32,
         tally: Tally,
-    ) -> u16 {
+    ) -> u8 {
         let in_force = self.get(option);
-        let own = remembered.before(in_force);
-        let wanted = wanted.filter(|wanted| !is_stricter(option, own, *wanted));
+        let own = options.before(option, in_force);
+        let wanted = wanted.filter(|wanted| !option.keeps_own(own, *wanted));
         let Some(wanted) = wanted else {
-            let before = remembered.to_restore(in_force, default);
+            let before = options.to_restore(option, in_force, default);
             if let Some(before) = before
                 && !self.set(option, at_most(option, before), tally)
             {
                 return settled::REFUSED;
             }
-            *remembered = Remembered::default();
+            options.forget(option);
             return if before.is_some() {
                 settled::CHANGED
             } else {
@@ -217,34 +214,8 @@ impl Target {
         if !self.set(option, wanted, tally) {
             return settled::REFUSED;
         }
-        *remembered = Remembered::new(wanted, own);
+        options.note(option, wanted, own);
         settled::CHANGED
-    }
-
-    /// Sets only rto_min, for a socket whose policy is not chosen yet.
-    #[inline(always)]
-    pub(crate) fn rto_min(self, options: &mut Options, micros: u32, tally: Tally) {
-        self.settle(
-            SockOpt::RtoMin,
-            &mut options.rto_min,
-            unless_zero(micros),
-            &mut options.settled,
-            KERNEL.rto_min_us,
-            tally,
-        );
-    }
-
-    /// Sets only rto_max, for a connection whose SYNs had the kernel's own; 0 restores the former value.
-    #[inline(always)]
-    pub(crate) fn rto_max(self, options: &mut Options, millis: u32, tally: Tally) {
-        self.settle(
-            SockOpt::RtoMax,
-            &mut options.rto_max,
-            unless_zero(millis),
-            &mut options.settled,
-            KERNEL.rto_max_ms,
-            tally,
-        );
     }
 
     /// Sets the rto_min for an RTT and a number of outstanding segments, if the policy has `rto_restart`. It calls the
@@ -260,7 +231,7 @@ impl Target {
         let base_us = options.restart_rto_min_us;
         let wanted = restart::rto_min_us(base_us, rtt_us, options.restart_hz.into(), outstanding);
         // If the socket already had the policy's value, nothing was set yet.
-        let last = options.rto_min.value().unwrap_or(base_us);
+        let last = options.value(SockOpt::RtoMin).unwrap_or(base_us);
         if wanted == last {
             return;
         }
@@ -271,115 +242,115 @@ impl Target {
             options.restart_hz = 0;
             return;
         }
-        options.rto_min = Remembered::new(wanted, options.rto_min.before(in_force));
+        let before = options.before(SockOpt::RtoMin, in_force);
+        options.note(SockOpt::RtoMin, wanted, before);
     }
 
-    /// Sets the options of a policy that are allowed before the handshake is complete, with this rto_max (0: none).
+    /// Sets the options of a policy, except those of [`When::Established`], and notes what is to be set later.
+    /// `has_timer`: the policy's timer decides when the SYN is retransmitted. An option with a later moment that a former
+    /// policy of the socket has set was restored before.
+    #[inline(always)]
+    fn connect(self, state: &mut SocketState, policy: &Policy, has_timer: bool, tally: Tally) {
+        self.begin(state, policy, tally);
+        each_kept!(OPTION, kept => {
+            let policy = reread(policy);
+            let wanted = OPTION.wanted(policy);
+            let options = &mut state.options;
+            match kept.when {
+                When::Connecting => self.settle(options, OPTION, wanted, kept.former, tally),
+                When::ConnectingWithTimer => {
+                    let now = if has_timer { wanted } else { None };
+                    self.settle(options, OPTION, now, kept.former, tally);
+                }
+                When::Established => {}
+            }
+        });
+        each_kept!(OPTION, kept => {
+            if kept.when != When::Connecting && let Some(value) = OPTION.wanted(reread(policy)) {
+                state.options.set_later(OPTION, value);
+            }
+        });
+    }
+
+    /// Sets all options of a policy, on a socket that is established.
     #[inline(always)]
     pub(crate) fn apply(
         self,
         state: &mut SocketState,
         policy: &Policy,
-        rto_max_ms: u32,
-        defaults: Defaults,
+        defaults: Defaults<'_>,
         tally: Tally,
     ) {
-        state.options.linear_retries = short(policy.linear_retries);
+        self.begin(state, policy, tally);
+        each_kept!(OPTION, kept => {
+            let wanted = OPTION.wanted(reread(policy));
+            let default = defaults.of(OPTION, kept.former);
+            self.settle(&mut state.options, OPTION, wanted, default, tally);
+        });
+    }
+
+    #[inline(always)]
+    fn begin(self, state: &mut SocketState, policy: &Policy, tally: Tally) {
+        state.options.set_nothing_later();
+        state.options.linear_retries = byte(policy.linear_retries);
         state.options.restart_hz = short(policy.restart_hz);
         state.options.restart_rto_min_us = policy.rto_min_us;
         self.linear_mode_on(state, tally);
-        let timers = [
-            unless_zero(policy.rto_min_us),
-            unless_zero(policy.delack_max_us),
-        ];
-        self.timers(&mut state.options, timers, defaults, tally);
-        // Read here, because the verifier would follow what is above for each of its values.
-        // SAFETY: a field of a map value.
-        let flags = unsafe { read(&raw const policy.flags) };
-        let thin = (flags & THIN_LINEAR_SET != 0).then_some((flags / THIN_LINEAR) & 1);
-        self.later(
-            &mut state.options,
-            [thin, unless_zero(rto_max_ms)],
-            defaults,
-            tally,
-        );
     }
 
-    /// Restores every option that the program set, user_timeout included.
+    /// Restores every option that the program set.
     #[inline(always)]
-    pub(crate) fn restore(self, state: &mut SocketState, defaults: Defaults, tally: Tally) {
+    pub(crate) fn restore(self, state: &mut SocketState, defaults: Defaults<'_>, tally: Tally) {
+        state.options.set_nothing_later();
         state.options.linear_retries = 0;
         state.options.restart_hz = 0;
         self.linear_mode_on(state, tally);
-        self.timers(&mut state.options, [None; 2], defaults, tally);
-        self.later(&mut state.options, [None; 2], defaults, tally);
-        self.user_timeout(&mut state.options, 0, tally);
+        each_kept!(OPTION, kept => {
+            let default = defaults.of(OPTION, kept.former);
+            self.settle(&mut state.options, OPTION, None, default, tally);
+        });
     }
 
+    /// Sets what was left for the moment in which the connection is established.
     #[inline(always)]
-    fn later(
+    pub(crate) fn established(self, options: &mut Options, tally: Tally) {
+        each_kept!(OPTION, kept => {
+            if kept.when != When::Connecting && let Some(value) = options.later(OPTION) {
+                self.settle(options, OPTION, Some(value), kept.former, tally);
+            }
+        });
+        options.set_nothing_later();
+    }
+
+    /// Restores the options that would make the next connect() give up earlier.
+    #[inline(always)]
+    pub(crate) fn restore_established(self, options: &mut Options, tally: Tally) {
+        each_kept!(OPTION, kept => {
+            if kept.when == When::Established {
+                self.settle(options, OPTION, None, kept.former, tally);
+            }
+        });
+    }
+
+    /// Sets or restores the options that have a property: a bit of [`rto_agent_common::also`].
+    #[inline(always)]
+    pub(crate) fn settle_those<const PROPERTY: u32>(
         self,
         options: &mut Options,
-        [thin, rto_max]: [Option<u32>; 2],
-        defaults: Defaults,
+        policy: Option<&Policy>,
+        defaults: Defaults<'_>,
         tally: Tally,
     ) {
-        self.settle(
-            SockOpt::ThinLinear,
-            &mut options.thin_linear,
-            thin,
-            &mut options.settled,
-            0,
-            tally,
-        );
-        self.settle(
-            SockOpt::RtoMax,
-            &mut options.rto_max,
-            rto_max,
-            &mut options.settled,
-            defaults.rto_max_ms,
-            tally,
-        );
-    }
-
-    #[inline(always)]
-    pub(crate) fn timers(
-        self,
-        options: &mut Options,
-        [rto_min, delack_max]: [Option<u32>; 2],
-        defaults: Defaults,
-        tally: Tally,
-    ) {
-        let settled = &mut options.settled;
-        self.settle(
-            SockOpt::RtoMin,
-            &mut options.rto_min,
-            rto_min,
-            settled,
-            defaults.rto_min_us,
-            tally,
-        );
-        self.settle(
-            SockOpt::DelackMax,
-            &mut options.delack_max,
-            delack_max,
-            settled,
-            LARGEST_US,
-            tally,
-        );
-    }
-
-    /// Sets TCP_USER_TIMEOUT; 0 restores the former value.
-    #[inline(always)]
-    pub(crate) fn user_timeout(self, options: &mut Options, millis: u32, tally: Tally) {
-        self.settle(
-            SockOpt::UserTimeout,
-            &mut options.user_timeout,
-            unless_zero(millis),
-            &mut options.settled,
-            0,
-            tally,
-        );
+        each_kept!(OPTION, kept => {
+            if kept.also & PROPERTY != 0 {
+                let wanted = match policy {
+                    Some(policy) => OPTION.wanted(policy),
+                    None => None,
+                };
+                let default = defaults.of(OPTION, kept.former);
+                self.settle(options, OPTION, wanted, default, tally);
+            }
+        });
     }
 
     /// Switches linear mode on again if the RTO hook has switched it off.
@@ -392,22 +363,35 @@ impl Target {
     }
 }
 
-/// [`Target::apply`] for a context's socket, in one place of the program.
+// In one place of the program each, for a context's socket.
+
+/// [`Target::connect`]; `has_timer` is 1 or 0.
+#[inline(never)]
+pub(crate) fn connect(
+    ops: *mut bpf_sock_ops,
+    state: &mut SocketState,
+    policy: &Policy,
+    has_timer: u32,
+    tally: Tally,
+) {
+    Target::of(&SockOpsContext::new(ops)).connect(state, policy, has_timer != 0, tally);
+}
+
+/// [`Target::apply`].
 #[inline(never)]
 pub(crate) fn apply(
     ops: *mut bpf_sock_ops,
     state: &mut SocketState,
     policy: &Policy,
-    rto_max_ms: u32,
     tally: Tally,
 ) {
-    Target::of(&SockOpsContext::new(ops)).apply(state, policy, rto_max_ms, KERNEL, tally);
+    Target::of(&SockOpsContext::new(ops)).apply(state, policy, Defaults::Kernel, tally);
 }
 
-/// [`Target::restore`] likewise.
+/// [`Target::restore`].
 #[inline(never)]
 pub(crate) fn restore(ops: *mut bpf_sock_ops, state: &mut SocketState, tally: Tally) {
-    Target::of(&SockOpsContext::new(ops)).restore(state, KERNEL, tally);
+    Target::of(&SockOpsContext::new(ops)).restore(state, Defaults::Kernel, tally);
 }
 
 /// The argument of [`rto_settle`] that stands for "no value".
@@ -423,27 +407,20 @@ extern "C" fn rto_settle(
     default: u32,
     tally: u32,
 ) -> u32 {
-    const FIRST: u32 = SockOpt::RtoMin as u32;
-    const {
-        use core::mem::offset_of;
-        assert!(offset_of!(Options, rto_min) == 0);
-        let last = (SockOpt::UserTimeout as u32 - FIRST) as usize;
-        assert!(offset_of!(Options, user_timeout) == last * size_of::<Remembered>());
-    }
-    let Some(option) = SockOpt::of(option) else {
-        return 0;
-    };
-    let index = bounded::<8>((option as u32).wrapping_sub(FIRST) as usize);
     // SAFETY: the caller does not use its reference to the storage during the call ([`changed_elsewhere`]).
     let (ctx, mut storage) = unsafe { storage::context(ops) };
-    if let Some(state) = storage.find() {
-        // SAFETY: the options' first fields; the verifier checks the access.
-        let remembered = unsafe { &mut *(&raw mut state.options).cast::<Remembered>().add(index) };
-        #[expect(clippy::cast_possible_truncation, reason = "the upper half is RESTORE")]
-        let wanted = (wanted & RESTORE == 0).then_some(wanted as u32);
-        let tally = Tally::of_key(tally);
-        Target::of(&ctx).settled(option, remembered, wanted, default, tally);
-    }
+    let Some(state) = storage.find() else {
+        return 0;
+    };
+    let target = Target::of(&ctx);
+    let tally = Tally::of_key(tally);
+    #[expect(clippy::cast_possible_truncation, reason = "the upper half is RESTORE")]
+    let wanted = (wanted & RESTORE == 0).then_some(wanted as u32);
+    each_kept!(OPTION, _kept => {
+        if option == OPTION as u32 {
+            target.settled(&mut state.options, OPTION, wanted, default, tally);
+        }
+    });
     0
 }
 
@@ -457,7 +434,26 @@ fn changed_elsewhere<T>(part: &mut T) {
     }
 }
 
-/// Narrows a number that fits: at most 6 retries, 10,000 jiffies per second, or the bits of callbacks.
+/// The same policy, whose fields are read again: what the program has read once, the verifier would follow for each of
+/// its values through all that comes after.
+#[inline(always)]
+fn reread(policy: &Policy) -> &Policy {
+    let mut policy: *const Policy = policy;
+    // SAFETY: copies a register to itself.
+    unsafe {
+        asm!("{policy} = {policy}", policy = inout(reg) policy, options(nostack));
+        &*policy
+    }
+}
+
+/// Narrows a number that fits: at most 6 retries.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "it fits")]
+const fn byte(number: u32) -> u8 {
+    number as u8
+}
+
+/// Narrows a number that fits: at most 10,000 jiffies per second, or the bits of callbacks.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "it fits")]
 pub(crate) const fn short(number: u32) -> u16 {
@@ -466,48 +462,16 @@ pub(crate) const fn short(number: u32) -> u16 {
 
 /// Adds to [`Options::settled`] in memory; its documentation gives the reason.
 #[inline(always)]
-fn note(settled: &mut u16, outcome: u16) {
+fn note(settled: &mut u8, outcome: u8) {
     // SAFETY: a reference is valid for reads and writes.
     unsafe { core::ptr::write_volatile(settled, core::ptr::read_volatile(settled) | outcome) };
 }
 
-/// Whether a socket's own value of an option, which the application or a sysctl has set, is stricter than a policy's, and
-/// therefore stays. [`Remembered::UNKNOWN`] is not.
+/// A value that the option takes.
 #[inline(always)]
-fn is_stricter(option: SockOpt, own: u32, policys: u32) -> bool {
-    match option {
-        // Any value is the application's: the kernel's own is 0.
-        SockOpt::UserTimeout => own != 0 && own != Remembered::UNKNOWN,
-        SockOpt::ThinLinear => own == 1 && policys == 0,
-        SockOpt::RtoMin | SockOpt::DelackMax | SockOpt::RtoMax => own < policys,
-        _ => false,
-    }
-}
-
-/// 0 means that the policy does not set the option.
-#[inline(always)]
-fn unless_zero(value: u32) -> Option<u32> {
-    if value == 0 { None } else { Some(value) }
-}
-
-#[inline(always)]
-fn at_most(option: SockOpt, value: u32) -> u32 {
-    match option {
-        SockOpt::RtoMin | SockOpt::DelackMax if value > LARGEST_US => LARGEST_US,
+const fn at_most(option: SockOpt, value: u32) -> u32 {
+    match option.row().kept {
+        Some(kept) if value > kept.largest => kept.largest,
         _ => value,
-    }
-}
-
-#[inline(always)]
-fn number(option: SockOpt) -> i32 {
-    match option {
-        SockOpt::SynCnt => TCP_SYNCNT,
-        SockOpt::RtoMin => TCP_BPF_RTO_MIN,
-        SockOpt::DelackMax => TCP_BPF_DELACK_MAX,
-        SockOpt::ThinLinear => TCP_THIN_LINEAR_TIMEOUTS,
-        SockOpt::RtoMax => TCP_RTO_MAX_MS,
-        SockOpt::UserTimeout => TCP_USER_TIMEOUT,
-        SockOpt::InitialWindow => TCP_BPF_IW,
-        SockOpt::CbFlags => TCP_BPF_SOCK_OPS_CB_FLAGS,
     }
 }

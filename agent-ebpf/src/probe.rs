@@ -11,7 +11,7 @@ use rto_agent_ebpf::ops::{RETRANS_CB, TCP_CONNECT_CB, TIMEOUT_INIT};
 use crate::{
     CONTINUE,
     hook::RETRANS_CB_FLAG,
-    options::Target,
+    options::{Target, each_option},
     socket::read,
     storage,
     tables::{self, PROBE_STORAGE},
@@ -62,26 +62,10 @@ fn ask(ctx: &SockOpsContext, answers: &mut Probe) {
         OUT_OF_MEMORY
     };
     let target = Target::of(ctx);
-    macro_rules! ask {
-        ($($option:ident = $value:literal,)*) => {
-            $(
-                answers.set[SockOpt::$option as usize] = target.try_set(SockOpt::$option, $value);
-                answers.get[SockOpt::$option as usize] =
-                    target.try_get(SockOpt::$option).err().unwrap_or(0);
-            )*
-        };
-    }
-    // Values that every kernel with the option accepts.
-    ask! {
-        SynCnt = 3,
-        RtoMin = 100_000,
-        DelackMax = 100_000,
-        ThinLinear = 1,
-        RtoMax = 60_000,
-        UserTimeout = 60_000,
-        CbFlags = 1,
-        InitialWindow = 10,
-    }
+    each_option!(OPTION => {
+        answers.set[OPTION as usize] = target.try_set(OPTION, OPTION.row().example);
+        answers.get[OPTION as usize] = target.try_get(OPTION).err().unwrap_or(0);
+    });
     // SAFETY: the context of this very callback.
     answers.cb_flags = unsafe { bpf_sock_ops_cb_flags_set(ctx.ops, 0) };
     answers.ran = 1;

@@ -5,7 +5,7 @@
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    Remembered, SockOpt, SocketState,
+    LARGEST_US, Options, RTO_MAX_MS, Remembered, SockOpt, SocketState,
     series::{Interval, Series},
     socket_flags,
 };
@@ -14,7 +14,7 @@ use rto_agent_ebpf::counter::Counter;
 use crate::{
     hook,
     kernel_sock::{self, DataTimer},
-    options::{KERNEL, Target},
+    options::Target,
     socket, storage, syn_ack_rto,
     tables::Tally,
 };
@@ -22,7 +22,7 @@ use crate::{
 /// A tail loss probe: begins a series. The caller uses neither the schedule nor its flag afterwards.
 #[inline(always)]
 pub(crate) fn probed(ctx: &SockOpsContext, state: &SocketState) {
-    if kernel_sock::knows_data_timers() && state.options.rto_min.is_set() {
+    if kernel_sock::knows_data_timers() && state.options.is_set(SockOpt::RtoMin) {
         rto_series(ctx.ops, PROBE);
     }
 }
@@ -71,7 +71,7 @@ extern "C" fn rto_series(ops: *mut bpf_sock_ops, sent: u32) -> u32 {
         return 0;
     }
     state.flags &= !socket_flags::SERIES;
-    let rto_min_us = state.options.rto_min.value().unwrap_or(0);
+    let rto_min_us = state.options.value(SockOpt::RtoMin).unwrap_or(0);
     let two_rtts_us = 2 * socket::srtt_us(ctx);
     let dsacks = socket::dsacks(ctx);
     // The timer of a probe is two round trips, and rto_min if only one segment is in flight, else two jiffies; and at
@@ -120,22 +120,22 @@ extern "C" fn rto_series_answered(ops: *mut bpf_sock_ops, tally: u32) -> u32 {
 #[inline(always)]
 fn interval(ctx: &SockOpsContext, state: &SocketState, timer: DataTimer) -> Interval {
     let options = &state.options;
-    let own_us = match options.rto_min.before {
+    let own_us = match options.before(SockOpt::RtoMin, None) {
         Remembered::UNKNOWN => timer.net_rto_min_us,
         us => us,
     };
-    let own_us = if own_us < KERNEL.rto_min_us {
+    let own_us = if own_us < LARGEST_US {
         own_us
     } else {
-        KERNEL.rto_min_us
+        LARGEST_US
     };
     let target = Target::of(ctx);
-    let thin = own(target, SockOpt::ThinLinear, options.thin_linear);
-    let rto_max_ms = own(target, SockOpt::RtoMax, options.rto_max);
-    let rto_max_ms = if rto_max_ms < KERNEL.rto_max_ms {
+    let thin = own(target, options, SockOpt::ThinLinear);
+    let rto_max_ms = own(target, options, SockOpt::RtoMax);
+    let rto_max_ms = if rto_max_ms < RTO_MAX_MS {
         rto_max_ms
     } else {
-        KERNEL.rto_max_ms
+        RTO_MAX_MS
     };
     let first = jiffies(socket::srtt_us(ctx) + own_us);
     Interval {
@@ -148,9 +148,9 @@ fn interval(ctx: &SockOpsContext, state: &SocketState, timer: DataTimer) -> Inte
 
 /// The socket's own value of an option; `u32::MAX` if it is not known.
 #[inline(always)]
-fn own(target: Target, option: SockOpt, remembered: Remembered) -> u32 {
-    if remembered.is_set() {
-        remembered.before
+fn own(target: Target, options: &Options, option: SockOpt) -> u32 {
+    if options.is_set(option) {
+        options.before(option, None)
     } else {
         target.get(option).unwrap_or(Remembered::UNKNOWN)
     }

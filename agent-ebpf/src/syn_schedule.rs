@@ -20,7 +20,7 @@ use core::arch::asm;
 
 use aya_ebpf::{bindings::bpf_sock_ops, helpers::bpf_jiffies64, programs::SockOpsContext};
 use rto_agent_common::{
-    Policy, Schedule, SockOpt, SocketState, direction, policy_flags,
+    Policy, RTO_MAX_MS, Schedule, SockOpt, SocketState, direction, policy_flags,
     schedule_flags::{HELD, KEEPS_PATH, LAST, NOT_SENT, PLANNED, SENT, SHAPED},
     schedules, socket_flags,
     syn::{Attempt, Fired, MAX_SYNCNT, Next, Timeouts, both, lower, upper},
@@ -30,7 +30,7 @@ use rto_agent_ebpf::ops::SYN_SENT;
 use crate::{
     hook::{self, argument},
     kernel_sock::{self, SynSocket},
-    options::{KERNEL, Target},
+    options::Target,
     socket::{self, constant_u8},
     storage,
     syn_ack_rto::{self, jiffies_of_ms, milliseconds},
@@ -79,7 +79,7 @@ extern "C" fn rto_at_syn_timeout(ops: *mut bpf_sock_ops, seen: u32) -> u32 {
     let own = SynSocket::of(ctx);
     let timer = state.handshake.initial_rto_jiffies;
     let is_short = timer != 0 && timer < syn_ack_rto::kernel_jiffies();
-    let is_limited = state.options.rto_max_ms | policy.syn_retries != 0;
+    let is_limited = policy.syn_retries != 0 || state.options.is_wanted(SockOpt::RtoMax);
     let has_schedule = own.is_known() && (is_short || is_limited);
     // The kernel also asks before RTO_CB (`tcp_write_timeout()`, Linux 6.18), when the timer has not been armed again.
     let is_armed = own.timer_expires.wrapping_sub(jiffies()).cast_signed() > 0;
@@ -163,7 +163,7 @@ fn plan(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, own: Syn
             0
         },
         retries: schedule.own_retries.into(),
-        rto_max: match state.options.rto_max.to_restore(None, KERNEL.rto_max_ms) {
+        rto_max: match state.options.to_restore(SockOpt::RtoMax, None, RTO_MAX_MS) {
             Some(before) => jiffies_of_ms(before),
             None => own.rto_max,
         },
@@ -268,7 +268,7 @@ extern "C" fn rto_syn_planned(ops: *mut bpf_sock_ops, retries: u32, keeps_path: 
     }
     // Behind a router that hashes the flow label, another label while an answer is on its way could reach another server
     // (`sk_rethink_txhash()` follows RTO_CB; Linux 6.18).
-    if keeps_path != 0 && kernel_sock::rehashes(ctx) && target.rehash(false) {
+    if keeps_path != 0 && kernel_sock::rehashes(ctx) && target.try_set(SockOpt::TxRehash, 0) == 0 {
         schedule.flags |= KEEPS_PATH;
     }
     if schedule.flags & NOT_SENT != 0 {
@@ -379,7 +379,7 @@ extern "C" fn rto_syn_take_back(ops: *mut bpf_sock_ops) -> u32 {
         schedule.flags &= !HELD;
     }
     if schedule.flags & KEEPS_PATH != 0 {
-        target.rehash(true);
+        target.set(SockOpt::TxRehash, 1, tally);
         schedule.flags &= !KEEPS_PATH;
     }
     0

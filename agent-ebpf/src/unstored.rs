@@ -39,7 +39,7 @@ use core::hint::cold_path;
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    GOOD_US, NO_POLICY, Options, Policy, Remembered, SockOpt, SocketState, UNMATCHED, arm,
+    GOOD_US, NO_POLICY, Options, Policy, Remembered, SockOpt, SocketState, UNMATCHED, also, arm,
     direction, lasting, policy_flags, statistics,
 };
 use rto_agent_ebpf::{counter::Counter, verdict::LONG_US};
@@ -48,7 +48,7 @@ use crate::{
     discovery, events, fallback, handshake,
     hook::{self, MARK, RETRANS_CB_FLAG, RTO_CB_FLAG},
     kernel_sock, lookup,
-    options::{Defaults, LARGEST_US, Target},
+    options::{Defaults, Target, each_option},
     socket::{self, constant},
     storage::{self, Storage},
     tables::{self, Tally, Times},
@@ -268,26 +268,35 @@ impl Target {
     /// so that there is nothing to remember. Otherwise it does nothing and returns false.
     #[inline(always)]
     pub(crate) fn apply_unremembered(ctx: &SockOpsContext, policy: &Policy, tally: Tally) -> bool {
-        let wanted = [
-            (SockOpt::RtoMin, policy.rto_min_us),
-            (SockOpt::DelackMax, policy.delack_max_us),
-        ];
-        if policy.rto_min_us | policy.delack_max_us == 0 {
+        let mut sets_any = false;
+        each_option!(OPTION => {
+            sets_any |= OPTION.is(also::RECOGNISED) && OPTION.wanted(policy).is_some();
+        });
+        if !sets_any {
             return true;
         }
         let target = Self::of(ctx);
-        let is_kernels = kernel_sock::has_kernels_timers(ctx).unwrap_or_else(|| {
-            target.get(SockOpt::RtoMin) == Some(LARGEST_US)
-                && target.get(SockOpt::DelackMax) == Some(LARGEST_US)
-        });
+        let is_kernels =
+            kernel_sock::has_kernels_timers(ctx).unwrap_or_else(|| target.has_kernels_values());
         if !is_kernels {
             return false;
         }
-        for (option, value) in wanted {
-            if value != 0 {
-                target.set(option, value, tally);
+        each_option!(OPTION => {
+            if OPTION.is(also::RECOGNISED) && let Some(value) = OPTION.wanted(policy) {
+                target.set(OPTION, value, tally);
             }
-        }
+        });
+        true
+    }
+
+    /// Whether the socket has the kernel's own value of each option that a policy may set without storage.
+    #[inline(always)]
+    fn has_kernels_values(self) -> bool {
+        each_option!(OPTION => {
+            if OPTION.is(also::RECOGNISED) && self.get(OPTION) != former(OPTION) {
+                return false;
+            }
+        });
         true
     }
 
@@ -296,39 +305,47 @@ impl Target {
     pub(crate) fn has_timers_of(self, policy: &Policy) -> bool {
         let mut options = Options::default();
         self.remember(&mut options);
-        let set = |remembered: Remembered| remembered.value().unwrap_or(0);
-        set(options.rto_min) == policy.rto_min_us && set(options.delack_max) == policy.delack_max_us
+        let mut has_all = true;
+        each_option!(OPTION => {
+            if OPTION.is(also::RECOGNISED) {
+                has_all &= options.value(OPTION) == OPTION.wanted(policy);
+            }
+        });
+        has_all
     }
 
     /// Remembers options that were set without storage.
     #[inline(always)]
     pub(crate) fn remember(self, options: &mut Options) {
-        self.remember_one(SockOpt::RtoMin, lasting::RTO_MIN, &mut options.rto_min);
-        self.remember_one(
-            SockOpt::DelackMax,
-            lasting::DELACK_MAX,
-            &mut options.delack_max,
-        );
-    }
-
-    #[inline(always)]
-    fn remember_one(self, option: SockOpt, bit: u32, remembered: &mut Remembered) {
-        if !remembered.is_set()
-            && let Some(value) = self.get(option)
-            && value != LARGEST_US
-            && tables::was_set(bit, value)
-        {
-            *remembered = Remembered::new(value, Remembered::UNKNOWN);
-        }
+        each_option!(OPTION => {
+            if OPTION.is(also::RECOGNISED)
+                && !options.is_set(OPTION)
+                && let Some(value) = self.get(OPTION)
+                && former(OPTION) != Some(value)
+                && tables::was_set(lasting::bit(OPTION), value)
+            {
+                options.note(OPTION, value, Remembered::UNKNOWN);
+            }
+        });
     }
 
     /// Restores options that were set without storage; returns [`settled`] bits.
     #[inline(always)]
-    pub(crate) fn restore_unremembered(self, defaults: Defaults) -> u16 {
+    pub(crate) fn restore_unremembered(self, defaults: Defaults<'_>) -> u8 {
         let mut options = Options::default();
         self.remember(&mut options);
-        self.unstored()
-            .timers(&mut options, [None; 2], defaults, Tally::NOBODY);
+        self.unstored().settle_those::<{ also::RECOGNISED }>(
+            &mut options,
+            None,
+            defaults,
+            Tally::NOBODY,
+        );
         options.settled
     }
+}
+
+/// The kernel's own value of an option that a policy sets.
+#[inline(always)]
+fn former(option: SockOpt) -> Option<u32> {
+    option.row().kept.map(|kept| kept.former)
 }

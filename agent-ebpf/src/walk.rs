@@ -118,10 +118,8 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     if state.watch.weight == 0 {
         state.watch.weight = 1;
     }
-    state.options.user_timeout_ms = policy.user_timeout_ms;
     state.options.settled = 0;
-    target.apply(state, policy, policy.rto_max_ms, defaults(control), tally);
-    target.user_timeout(&mut state.options, policy.user_timeout_ms, tally);
+    target.apply(state, policy, Defaults::Namespace(control), tally);
     let settled = outcome(&state.options);
     let has_hook = hook::enable_on(target, state, tally);
     if is_new {
@@ -170,7 +168,7 @@ fn restore(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     };
     tables::count_walked(policy, Walked::Seen);
     state.options.settled = 0;
-    target.restore(state, defaults(control), Tally::NOBODY);
+    target.restore(state, Defaults::Namespace(control), Tally::NOBODY);
     let settled = outcome(&state.options);
     hook::unmark_on(target);
     state.arm = arm::NONE;
@@ -183,13 +181,13 @@ fn restore_unremembered(target: Target, common: SockCommon, control: &WalkContro
     let found = lookup::policy_of(common);
     let policy = found.map_or(arm::NONE, |(arm, _)| arm);
     tables::count_walked(policy, Walked::Seen);
-    let settled = target.restore_unremembered(defaults(control));
+    let settled = target.restore_unremembered(Defaults::Namespace(control));
     hook::unmark_on(target);
     count(policy, settled);
 }
 
 #[inline(always)]
-fn count(policy: u32, settled: u16) {
+fn count(policy: u32, settled: u8) {
     if settled & settled::CHANGED != 0 {
         tables::count_walked(policy, Walked::Changed);
     }
@@ -200,15 +198,7 @@ fn count(policy: u32, settled: u16) {
 
 /// [`Options::settled`], read from memory; its documentation gives the reason.
 #[inline(always)]
-fn outcome(options: &Options) -> u16 {
+fn outcome(options: &Options) -> u8 {
     // SAFETY: a reference is valid for reads.
     unsafe { read(&raw const options.settled) }
-}
-
-#[inline(always)]
-fn defaults(control: &WalkControl) -> Defaults {
-    Defaults {
-        rto_min_us: control.rto_min_us,
-        rto_max_ms: control.rto_max_ms,
-    }
 }

@@ -155,6 +155,15 @@ impl Pair {
         self.server_filters(&outages(Lost::Syns, ("inet_service", "tcp sport"), &each))
     }
 
+    /// Drops the SYN-ACKs of each connection at the client's input for `outage` after its first.
+    pub fn client_loses_each_syn_ack_for(&self, outage: Duration) -> anyhow::Result<()> {
+        let each = [(String::new(), outage)];
+        filters(
+            &self.client,
+            &outages(Lost::SynAcks, ("inet_service", "tcp dport"), &each),
+        )
+    }
+
     /// Removes all rules.
     pub fn drop_nothing(&self) -> anyhow::Result<()> {
         for netns in [&self.client, &self.server] {

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use rto_agent_common::{RTO_STEPS, SockOpt, Statistics, arm};
+use rto_agent_common::{RTO_STEPS, SOCKET_OPTIONS, Statistics, arm};
 use serde::{Deserialize, Serialize};
 
 use super::{histogram::HistogramView, holdout::HoldoutView};
@@ -294,11 +294,11 @@ macro_rules! counters {
         impl From<&Statistics> for DirectionStats {
             fn from(statistics: &Statistics) -> Self {
                 let c = &statistics.counters;
-                let failures = SockOpt::NAMES
+                let failures = SOCKET_OPTIONS
                     .iter()
-                    .map(|(option, name)| (name, c.setsockopt_failures[*option as usize]))
+                    .map(|row| (row.name, c.setsockopt_failures[row.option as usize]))
                     .filter(|(_, count)| *count > 0)
-                    .map(|(name, count)| ((*name).to_owned(), count));
+                    .map(|(name, count)| (name.to_owned(), count));
                 Self {
                     $($field: counted!(statistics, $field $(, $of)?),)*
                     setsockopt_failures: failures.collect(),

@@ -201,15 +201,32 @@ pub(super) fn name_and_maps(program: BorrowedFd<'_>) -> io::Result<(String, Vec<
     Ok((ProgramInfo::from(info).name, ids))
 }
 
+/// The instructions of a program as the kernel runs or compiles them.
+pub(super) fn translated(id: u32) -> io::Result<Vec<u64>> {
+    let program = open_program(id)?;
+    let bytes = object_info::<ProgInfo>(program.as_fd())?.xlated_prog_len;
+    let mut instructions = vec![0u64; bytes as usize / size_of::<u64>()];
+    let asked = ProgInfo {
+        xlated_prog_len: bytes,
+        xlated_prog_insns: instructions.as_mut_ptr() as u64,
+        ..ProgInfo::default()
+    };
+    object_info_into(program.as_fd(), asked)?;
+    Ok(instructions)
+}
+
 fn info(id: u32) -> io::Result<ProgInfo> {
+    object_info(open_program(id)?.as_fd())
+}
+
+fn open_program(id: u32) -> io::Result<OwnedFd> {
     let mut attr = IdAttr {
         id,
         ..IdAttr::default()
     };
     let raw = bpf(BPF_PROG_GET_FD_BY_ID, &mut attr)?;
     // SAFETY: the kernel has just created this descriptor for this process.
-    let program = unsafe { OwnedFd::from_raw_fd(raw) };
-    object_info(program.as_fd())
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
 /// The kernel's information about a program, map or link: its struct up to the length of `I`, which

@@ -325,6 +325,7 @@ impl Btf {
             dst_cache: pointer("sock", &["sk_dst_cache"]),
             metrics: offset("dst_entry", &["_metrics"], 8),
             max_ack_backlog: offset("sock", &["sk_max_ack_backlog"], 4),
+            total_rto_time: offset("tcp_sock", &["total_rto_time"], 4),
             tcp_sock: self.struct_id("tcp_sock").unwrap_or(0),
             dst_metrics: self.struct_id("dst_metrics").unwrap_or(0),
         };

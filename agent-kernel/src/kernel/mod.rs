@@ -2,6 +2,7 @@
 
 pub mod bpf;
 pub mod btf;
+pub mod calls;
 pub mod cgroup;
 pub mod clock;
 pub mod descriptors;

@@ -157,6 +157,12 @@ fn text(answer: &Answer) -> String {
                 settings_text(&sets.effects)
             ),
         });
+        if has_no_thin_streams(connection) && sets(lookup, "thin_linear") {
+            text.push_str(
+                "  thin_linear has no effect: the connection uses BBR, under which no stream counts as \
+                 thin\n",
+            );
+        }
         if let Some(info) = &connection.info {
             let rtt = match info.rtt_us {
                 0 => "no RTT sample yet".to_owned(),
@@ -179,6 +185,20 @@ fn text(answer: &Answer) -> String {
         "a connection keeps the policy it started with; the entries shown are the current ones\n",
     );
     text
+}
+
+/// BBR keeps the slow start threshold infinite, so `tcp_stream_is_thin()` is false (Linux 6.18).
+fn has_no_thin_streams(connection: &Connection) -> bool {
+    let name = connection.congestion_control.as_deref();
+    name.is_some_and(|name| name.starts_with("bbr"))
+}
+
+/// Whether the policy that covers the peer switches a setting on.
+fn sets(lookup: &LookupAnswer, setting: &str) -> bool {
+    let effects = lookup.entry.iter().flat_map(|found| &found.sets.effects);
+    effects
+        .into_iter()
+        .any(|effect| effect.setting == setting && effect.effective == "true")
 }
 
 #[cfg(test)]

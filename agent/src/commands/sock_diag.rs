@@ -1,6 +1,7 @@
 //! The TCP connections of this network namespace, by sock_diag(7) (include/uapi/linux/inet_diag.h, Linux 6.12).
 
 use std::{
+    ffi::CStr,
     io,
     net::{IpAddr, SocketAddr},
 };
@@ -12,8 +13,9 @@ use serde::Serialize;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const IPPROTO_TCP: u8 = 6;
-/// Also the attribute's number.
+/// Also the attributes' numbers.
 const INET_DIAG_INFO: u8 = 2;
+const INET_DIAG_CONG: u8 = 4;
 /// `sizeof(struct inet_diag_req_v2)`, `sizeof(struct inet_diag_msg)`.
 const REQUEST: usize = 56;
 const HEADER: usize = 72;
@@ -46,7 +48,10 @@ pub(super) struct Connection {
     /// The socket's inode number, as in `/proc/PID/fd`.
     #[serde(skip)]
     pub(super) inode: u32,
-    /// `None` while the kernel has no full socket.
+    /// The name of its congestion control; `None` while the kernel has no full socket, as `info`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) congestion_control: Option<String>,
+    /// Its timers and window.
     #[serde(flatten)]
     pub(super) info: Option<Info>,
 }
@@ -73,7 +78,8 @@ pub(super) fn connections() -> io::Result<Vec<Connection>> {
     let mut found = Vec::new();
     for family in [AF_INET, AF_INET6] {
         let mut request = [0; REQUEST];
-        request[..3].copy_from_slice(&[family, IPPROTO_TCP, 1 << (INET_DIAG_INFO - 1)]);
+        let wanted = 1 << (INET_DIAG_INFO - 1) | 1 << (INET_DIAG_CONG - 1);
+        request[..3].copy_from_slice(&[family, IPPROTO_TCP, wanted]);
         request[4..8].copy_from_slice(&(!(1_u32 << LISTEN)).to_ne_bytes());
         let request = Message::new(SOCK_DIAG_BY_FAMILY, &request, &[]);
         netlink::dump(NETLINK_SOCK_DIAG, request, |answer| {
@@ -101,6 +107,10 @@ fn connection(answer: &[u8]) -> Option<Connection> {
         peer: end(6, 24)?,
         state: STATES.get(usize::from(state).checked_sub(1)?)?,
         inode: u32::from_ne_bytes(answer[68..72].try_into().ok()?),
+        congestion_control: find(&answer[HEADER..], INET_DIAG_CONG.into())
+            .and_then(|name| CStr::from_bytes_until_nul(name).ok())
+            .and_then(|name| name.to_str().ok())
+            .map(str::to_owned),
         info: find(&answer[HEADER..], INET_DIAG_INFO.into()).and_then(info),
     })
 }
@@ -149,6 +159,10 @@ mod tests {
                     .unwrap();
                 let info = found.info.unwrap();
                 assert_eq!((found.state, info.retransmissions), ("ESTABLISHED", 0));
+                let controls =
+                    std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
+                let name = found.congestion_control.as_deref().unwrap();
+                assert!(controls.unwrap().split_whitespace().any(|one| one == name));
                 assert!(
                     info.rto_us > 0 && info.cwnd > 0 && found.inode > 0,
                     "{found:?}"

@@ -10,7 +10,7 @@ use rto_agent_core::{
 use rto_agent_kernel::{
     datapath::{OtherProgram, other_programs},
     kernel::{
-        bpf::MAX_PROGRAMS, cgroup, programs, programs::AttachedProgram, sysctl, tcp_metrics,
+        bpf::MAX_PROGRAMS, calls, cgroup, programs, programs::AttachedProgram, sysctl, tcp_metrics,
         tcp_metrics::Metric,
     },
 };
@@ -84,7 +84,12 @@ pub(super) fn programs(given: Option<&Path>, ours: &[u32]) -> Vec<Finding> {
     };
     let root = cgroup::top_of(&cgroup);
     match programs::in_tree(root, ours) {
-        Ok(found) => others(&found, &cgroup),
+        Ok(found) => {
+            let foreign = found.iter().filter(|program| !program.ours);
+            let sets = |program: &&AttachedProgram| calls::sets_callbacks(program.id) == Some(true);
+            let setters: Vec<u32> = foreign.filter(sets).map(|program| program.id).collect();
+            others(&found, &setters, &cgroup)
+        }
         Err(e) => vec![PROGRAMS.warning(
             format!("{}: cannot be queried: {e}", root.display()),
             unless_privileged("check whether seccomp or an LSM denies bpf(2) to this process"),
@@ -114,8 +119,9 @@ pub(super) fn other_agents(given: Option<&Path>, pin_dir: &Path) -> Vec<Finding>
 }
 
 /// Foreign programs: one finding for each that prevents ours from being attached, and one for all
-/// programs that run for the same sockets, attached above or below our cgroup.
-fn others(found: &[AttachedProgram], cgroup: &Path) -> Vec<Finding> {
+/// programs that run for the same sockets, attached above or below our cgroup. `setters` are the programs that set
+/// callback flags, by which ours could lose its own.
+fn others(found: &[AttachedProgram], setters: &[u32], cgroup: &Path) -> Vec<Finding> {
     let foreign = found.iter().filter(|program| !program.ours);
     let (related, elsewhere): (Vec<_>, Vec<_>) = foreign.partition(|program| {
         cgroup.starts_with(&program.cgroup) || program.cgroup.starts_with(cgroup)
@@ -129,7 +135,15 @@ fn others(found: &[AttachedProgram], cgroup: &Path) -> Vec<Finding> {
             "" => "(no name)",
             name => name,
         };
-        format!("{name} (id {}) at {}", program.id, program.cgroup.display())
+        let sets = match setters.contains(&program.id) {
+            true => ", sets callback flags",
+            false => "",
+        };
+        format!(
+            "{name} (id {}{sets}) at {}",
+            program.id,
+            program.cgroup.display()
+        )
     };
     let exclusive = |program: &AttachedProgram| {
         PROGRAMS.problem(
@@ -344,7 +358,7 @@ mod tests {
             program(2, "/c/other", false),
             program(3, "/c/other/x", false),
         ];
-        let [ok] = &others(&elsewhere, cgroup)[..] else {
+        let [ok] = &others(&elsewhere, &[], cgroup)[..] else {
             panic!();
         };
         assert_eq!(ok.severity, Severity::Ok);
@@ -353,11 +367,16 @@ mod tests {
             "none in addition to 1 of rto-agent, 2 at cgroups that are neither above nor below"
         );
         let related = [program(4, "/c", false), own, program(5, "/c/own/x", false)];
-        let [warning] = &others(&related, cgroup)[..] else {
+        let [warning] = &others(&related, &[], cgroup)[..] else {
             panic!();
         };
         assert_eq!(warning.severity, Severity::Warning);
         assert_eq!(warning.found, "p4 (id 4) at /c, p5 (id 5) at /c/own/x");
+        let [setter] = &others(&related, &[5], cgroup)[..] else {
+            panic!();
+        };
+        let named = "p4 (id 4) at /c, p5 (id 5, sets callback flags) at /c/own/x";
+        assert_eq!(setter.found, named);
     }
 
     #[test]
@@ -366,7 +385,7 @@ mod tests {
         let found = |count, ours: u32| {
             let found = (0..count).map(|id| program(id, "/c", id < ours));
             let found: Vec<_> = found.collect();
-            let findings = others(&found, cgroup);
+            let findings = others(&found, &[], cgroup);
             findings.iter().any(|finding| {
                 finding.severity == Severity::Problem
                     && finding.found == "64 programs are attached to /c, the kernel's limit"
@@ -383,7 +402,7 @@ mod tests {
             overridable,
             ..program(7, cgroup, false)
         };
-        let severity = |p: AttachedProgram| others(&[p], Path::new("/cg/a"))[0].severity;
+        let severity = |p: AttachedProgram| others(&[p], &[], Path::new("/cg/a"))[0].severity;
         assert_eq!(severity(program("/cg", true, false)), Severity::Problem);
         assert_eq!(severity(program("/cg/a", false, true)), Severity::Problem);
         assert_eq!(severity(program("/cg", false, true)), Severity::Warning);

@@ -11,6 +11,7 @@ pub mod flow;
 pub mod hold;
 pub mod http;
 pub mod load;
+pub mod one_socket;
 pub mod prober;
 pub mod rate;
 pub mod rr;
@@ -93,6 +94,8 @@ pub enum Role {
         /// Options.
         options: traffic::Connect,
     },
+    /// Takes [`one_socket::Command`]s.
+    OneSocket,
     /// Takes [`prober::Command`]s.
     Prober(prober::Probes),
     /// For each number, makes that many connections to itself and replies with how long that took.
@@ -141,6 +144,7 @@ impl Role {
             | Self::Attempts { .. }
             | Self::EchoServer { .. }
             | Self::Conversation { .. }
+            | Self::OneSocket
             | Self::Prober(_)
             | Self::FlowServer { .. }
             | Self::FlowClient { .. } => true,
@@ -169,6 +173,7 @@ impl Role {
             Self::Arrivals(clients) => arrivals::run(&clients),
             Self::EchoServer { on, mptcp } => traffic::echo_server(on, mptcp),
             Self::Conversation { to, options } => conversation::run(to, options),
+            Self::OneSocket => one_socket::run(),
             Self::Prober(probes) => prober::run(probes),
             Self::Rate(both) => rate::run(&both),
             Self::Hold { on } => hold::run(on),

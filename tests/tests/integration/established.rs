@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use rto_testbed::{
-    foreign,
+    foreign, netns,
     timing::{self, assert_measured},
     workload::conversation::REQUEST,
 };
@@ -239,6 +239,26 @@ fn assert_sinks(
 
 /// A minimum that is far from its double, so that tests can distinguish the two.
 const LINEAR: &str = "rto_min = \"50ms\"\nthin_linear = true";
+
+test!(
+    explain_knows_that_bbr_has_no_thin_streams,
+    needs = [THIN_LINEAR, BBR]
+);
+fn explain_knows_that_bbr_has_no_thin_streams() -> anyhow::Result<()> {
+    let env = TestEnv::with(&policy("thin_linear = true"))?;
+    let _server = env.echo_server(to(SERVER_V4, PORT))?;
+    for (control, has_effect) in [("bbr", false), ("reno", true)] {
+        let netns = &env.net.client;
+        sysctl(netns, "net.ipv4.tcp_congestion_control", control)?;
+        let _open = env.converse(to(SERVER_V4, PORT))?;
+        let mut explain = env.command(&["explain", &format!(":{PORT}")]);
+        let output = netns::inside(netns, || Ok(explain.output()?))?;
+        let said = stdout_of("explain", output)?;
+        let denies = said.contains("thin_linear has no effect");
+        ensure!(denies != has_effect, "{control}: {said}");
+    }
+    Ok(())
+}
 
 test!(linear_retries_keep_the_interval, needs = [THIN_LINEAR]);
 /// Six are the kernel's own.

@@ -57,6 +57,17 @@ pub(super) fn assert_absent(feature: Need) -> anyhow::Result<()> {
             ensure!(version < (6, 11), "{version:?} without tcp_rto_min_us");
             Ok(())
         }
+        BBR => {
+            let checked = configured(&policy("thin_linear = true"))?.try_cli(&["check"])?;
+            let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+            ensure!(!said.contains("BBR"), "{said}");
+            Ok(())
+        }
+        TOTAL_RTO_TIME => {
+            let version = version()?;
+            ensure!(version < (6, 7), "{version:?} without total_rto_time");
+            Ok(())
+        }
         RTO_MIN_OPTION => {
             let version = version()?;
             ensure!(version < (6, 15), "{version:?} without TCP_RTO_MIN_US");

@@ -71,6 +71,7 @@ mod scale;
 mod screencast;
 mod security;
 mod short_timer;
+mod socket_options;
 mod statistics;
 mod syn;
 mod syn_ack;

@@ -1,5 +1,6 @@
 //! Requirements of single tests besides root and the programs that all tests use.
 
+use rto_agent_kernel::kernel::btf::Btf;
 use rto_testbed::{emulated::is_machine, process::require};
 use rto_tests::features;
 
@@ -34,6 +35,10 @@ pub(crate) const RTO_MIN_OPTION: Need = Need::Feature("tcp-rto-min-us");
 pub(crate) const DATA_TIMERS: Need = Need::Feature("tcp_rto_min_us");
 /// A socket option that keeps the flow label: Linux 5.18.
 pub(crate) const TXREHASH: Need = Need::Feature("txrehash");
+/// Not used by the agent: a congestion control under which no stream is thin.
+pub(crate) const BBR: Need = Need::Feature("bbr");
+/// How long a request waited for its last ACK; without it no window of an accepted connection is restored.
+pub(crate) const TOTAL_RTO_TIME: Need = Need::Feature("total-rto-time");
 /// Batches of LPM tries; without them the agent writes entry by entry.
 pub(crate) const LPM_BATCHES: Need = Need::Feature("lpm-batches");
 
@@ -70,6 +75,10 @@ impl Need {
             LINEAR_SYNS => no_sysctl("ipv4/tcp_syn_linear_timeouts"),
             DATA_TIMERS => no_sysctl("ipv4/tcp_rto_min_us"),
             TXREHASH => no_sysctl("core/txrehash"),
+            BBR => !has_bbr(),
+            TOTAL_RTO_TIME => {
+                Btf::vmlinux().is_ok_and(|btf| btf.socket_types().total_rto_time == 0)
+            }
             RTO_MIN_OPTION => !features::tells_rto_min(),
             LPM_BATCHES => !scale::has_batches().unwrap_or(true),
             Self::Feature(name) => features::lacks(name).unwrap_or(false),
@@ -88,4 +97,9 @@ impl Need {
             Self::WholeMachine => "only in cargo xtask vm".to_owned(),
         }
     }
+}
+
+fn has_bbr() -> bool {
+    let names = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+    std::fs::read_to_string(names).is_ok_and(|names| names.split_whitespace().any(|n| n == "bbr"))
 }

@@ -1,6 +1,8 @@
 //! SYN-ACKs whose answers get lost.
 
 use super::never_worse::AUTO;
+use rto_testbed::{netns, workload::attempts::Attempts};
+
 use crate::prelude::*;
 
 /// A policy with the same timer for SYN-ACKs as for SYNs.
@@ -85,4 +87,58 @@ fn counted_once_established() -> anyhow::Result<()> {
         json!({"handshake_retransmissions": sent - 1, "attempts": 1}),
     );
     Ok(())
+}
+
+test!(
+    window_of_accepted_is_ten_where_the_kernel_would_retransmit_once,
+    needs = [TOTAL_RTO_TIME]
+);
+/// SYN-ACKs are lost for 0.25 s, in which the server's timer and the client's SYNs make it send several. Without an
+/// entry, both retransmit after one second, and the kernel begins with one segment if the server's timer was the first.
+fn window_of_accepted_is_ten_where_the_kernel_would_retransmit_once() -> anyhow::Result<()> {
+    const COUNT: usize = 8;
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    let windows = |outage_ms| -> anyhow::Result<[Vec<u32>; 2]> {
+        env.net.drop_nothing()?;
+        env.net
+            .client_loses_each_syn_ack_for(Duration::from_millis(outage_ms))?;
+        // Servers that read nothing, and keep their ends when the clients close theirs.
+        let addresses = [SERVER_V4, SERVER_V4_OTHER];
+        let _servers = addresses.map(|address| env.serve(to(address, PORT)));
+        let begin = |address| {
+            let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
+            Attempts::begin(netns, cgroup, to(address, PORT), COUNT, vec![])
+        };
+        for attempts in addresses.map(begin) {
+            for attempt in attempts?.outcomes()? {
+                ensure!(attempt.result == "connected", "{attempt:?}");
+            }
+        }
+        let windows = addresses.map(|address| accepted_windows(&env, address));
+        let [policy, control] = windows;
+        Ok([policy?, control?])
+    };
+    let [policy, control] = windows(250)?;
+    eprintln!("0.25 s: {policy:?}, without an entry {control:?}");
+    ensure!(control.len() == COUNT, "{control:?}");
+    ensure!(policy == vec![10; COUNT], "{policy:?}");
+    // After several of its own retransmissions the kernel begins with one segment, too.
+    let [policy, control] = windows(4500)?;
+    eprintln!("4.5 s: {policy:?}, without an entry {control:?}");
+    ensure!(policy == vec![1; COUNT], "{policy:?} against {control:?}");
+    Ok(())
+}
+
+/// The congestion windows of the sockets accepted at an address, segments.
+fn accepted_windows(env: &TestEnv, address: &str) -> anyhow::Result<Vec<u32>> {
+    let filter = format!("src {address} sport = :{PORT}");
+    let mut ss = Command::new("ss");
+    ss.args(["-tinHO", "state", "connected"]);
+    ss.args(filter.split(' '));
+    let output = netns::inside(&env.net.server, || Ok(ss.output()?))?;
+    let text = stdout_of("ss", output)?;
+    let windows = text
+        .split_whitespace()
+        .filter_map(|word| word.strip_prefix("cwnd:"));
+    windows.map(|window| Ok(window.parse()?)).collect()
 }

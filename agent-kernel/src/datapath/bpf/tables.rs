@@ -16,7 +16,7 @@ use aya::maps::{
 };
 use rto_agent_common::{
     FAST_COUNTERS, FIRST_SLOT, FastStatistics, HostDefaults, Policy, PolicySlot, SLOTS,
-    SocketState, Statistics, direction,
+    SOCKET_OPTIONS, SocketState, Statistics, also, direction,
     discovery::{Discovered, Prefix},
     event::EventControl,
     fallback::{self, Fallback},
@@ -146,11 +146,12 @@ impl Tables {
     /// Records which options this policy may set on sockets without storage, so that a later walk
     /// can restore them after the policy has changed or gone.
     fn note_lasting(&mut self, policy: &Policy) -> Result<(), DatapathError> {
-        let options = [
-            (policy.rto_min_us, lasting::RTO_MIN),
-            (policy.delack_max_us, lasting::DELACK_MAX),
-        ];
-        for (us, option) in options.into_iter().filter(|(us, _)| *us != 0) {
+        let recognised = SOCKET_OPTIONS.iter().map(|row| row.option);
+        for option in recognised.filter(|option| option.is(also::RECOGNISED)) {
+            let Some(us) = option.wanted(policy) else {
+                continue;
+            };
+            let option = lasting::bit(option);
             let index = lasting::index(us);
             let failed = |e| map_error(maps::LASTING, e);
             let noted: u32 = self.lasting.get(&index, 0).map_err(failed)?;

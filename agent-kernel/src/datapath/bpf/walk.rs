@@ -7,7 +7,9 @@ use aya::{
     maps::{Array, MapData},
     programs::Iter,
 };
-use rto_agent_common::{NO_POLICY, PROGRAM_WALK, SLOTS, WalkControl, WalkCounts, maps, walk_mode};
+use rto_agent_common::{
+    MAX_KEPT, NO_POLICY, PROGRAM_WALK, SLOTS, SockOpt, WalkControl, WalkCounts, maps, walk_mode,
+};
 use rto_agent_core::policy::PolicyName;
 
 use super::{
@@ -48,6 +50,16 @@ pub struct Defaults {
     pub rto_min_us: u32,
     /// `net.ipv4.tcp_rto_max_ms`, milliseconds; always 120,000 before Linux 6.15.
     pub rto_max_ms: u32,
+}
+
+impl Defaults {
+    fn by_option(self) -> [u32; MAX_KEPT] {
+        std::array::from_fn(|index| match SockOpt::at(index) {
+            SockOpt::RtoMin => self.rto_min_us,
+            SockOpt::RtoMax => self.rto_max_ms,
+            other => other.row().kept.map_or(0, |kept| kept.former),
+        })
+    }
 }
 
 /// The result of a walk in one network namespace.
@@ -127,9 +139,8 @@ impl Walker {
                 Mode::ApplyToNew => walk_mode::APPLY_TO_NEW,
                 Mode::Restore => walk_mode::RESTORE,
             },
-            rto_min_us: defaults.rto_min_us,
-            rto_max_ms: defaults.rto_max_ms,
             reserved: 0,
+            defaults: defaults.by_option(),
         };
         set(&mut self.control, maps::WALK_CONTROL, 0, control)?;
         for index in 0..SLOTS {
