@@ -132,17 +132,19 @@ pub const MAX_KEPT: usize = 8;
 pub struct Options {
     /// The values, by [`SockOpt`].
     kept: [Remembered; SockOpt::KEPT],
-    /// Options that the program has set, a bit for each.
-    set: u8,
+    // Fields that are reset together are adjacent and aligned: the compiler would call memset() for others, which the
+    // verifier of Linux 6.1 refuses.
     /// Options to set once the connection is established. Their value is in `kept`, though they are not set yet.
     later: u8,
-    /// [`settled`] bits of the options that the current callback sets. Kept in the map because the verifier does not
-    /// track map values, so this does not multiply its states.
-    pub settled: u8,
     /// [`crate::Policy::linear_retries`] when this connection began; 0: the kernel's own number.
     pub linear_retries: u8,
     /// [`crate::Policy::restart_hz`] when this connection began; 0 after another program has set the option.
     pub restart_hz: u16,
+    /// Options that the program has set, a bit for each.
+    set: u8,
+    /// [`settled`] bits of the options that the current callback sets. Kept in the map because the verifier does not
+    /// track map values, so this does not multiply its states.
+    pub settled: u8,
     /// Keeps the size a multiple of 4.
     pub reserved: u16,
     /// [`crate::Policy::rto_min_us`] when this connection began, if `restart_hz` is not 0. ([`SockOpt::RtoMin`] has

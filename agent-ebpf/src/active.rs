@@ -19,9 +19,7 @@ use rto_agent_common::{
 use rto_agent_ebpf::{counter::Counter, ops::is_end};
 
 use crate::{
-    events, fallback, handshake, hook,
-    kernel_sock::{self, SynSocket},
-    lookup,
+    events, fallback, handshake, hook, kernel_sock, lookup,
     options::{self, Defaults, Target},
     socket, storage, syn_ack_rto, syn_schedule,
     tables::{self, Tally},
@@ -397,8 +395,8 @@ fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
     if state.arm == arm::NONE {
         return;
     }
-    if retransmissions >= 2 && took_ns < second_timeout_ns(ctx) {
-        handshake::restore_window(ctx, tally);
+    if retransmissions >= 2 {
+        handshake::restore_window(ctx, direction::ACTIVE, took_ns, tally);
     }
     if tables::settings(state.arm).is_some_and(|policy| policy.flags & policy_flags::DRAINING != 0)
     {
@@ -408,16 +406,6 @@ fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
     hook::enable(ctx.ops, state, tally);
     handshake::established(ctx.ops, state, retransmissions, tally);
     count_syn_retransmissions(ctx.ops, state);
-}
-
-/// When the kernel alone would retransmit the SYN for the second time.
-#[inline(always)]
-fn second_timeout_ns(ctx: &SockOpsContext) -> u64 {
-    if SynSocket::of(ctx).linear == 0 {
-        3_000_000_000
-    } else {
-        2_000_000_000
-    }
 }
 
 /// Counts the SYNs retransmitted since the last callback. The kernel runs TIMEOUT_INIT after each retransmission

@@ -14,7 +14,7 @@ use rto_agent_ebpf::{
 use crate::{
     discovery, fallback,
     hook::{self, argument},
-    kernel_sock,
+    kernel_sock::{self, SynSocket},
     options::{self, Defaults, Target},
     series,
     socket::{self, read},
@@ -83,13 +83,41 @@ pub(crate) fn begin(handshake: &mut Handshake, retransmissions: u32, ns: u64) {
 }
 
 /// Restores the initial window of the route on a connection that this program's timers made retransmit more than once.
-/// The kernel then starts with one segment (`tcp_init_transfer()`, which runs the callback after that; Linux 6.18).
+/// The kernel then starts with one segment (`tcp_init_transfer()`, which runs the callback after that; Linux 6.18). If
+/// it alone would have retransmitted more than once by now, the window stays.
 #[inline(always)]
-pub(crate) fn restore_window(ctx: &SockOpsContext, tally: Tally) {
-    if socket::total_retrans(ctx) >= 2 && socket::snd_cwnd(ctx) == 1 {
-        let window = kernel_sock::initial_window(ctx);
-        Target::of(ctx).set(SockOpt::InitialWindow, window, tally);
+pub(crate) fn restore_window(ctx: &SockOpsContext, direction: u32, took_ns: u64, tally: Tally) {
+    rto_restore_window(ctx.ops, direction, took_ns, tally.key());
+}
+
+/// A global function: see `tables`.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_restore_window(
+    ops: *mut bpf_sock_ops,
+    direction: u32,
+    took_ns: u64,
+    tally: u32,
+) -> u32 {
+    let ctx = &SockOpsContext::new(ops);
+    if socket::snd_cwnd(ctx) != 1 {
+        return 0;
     }
+    let is_early = if direction == direction::ACTIVE {
+        let second_ns = if SynSocket::of(ctx).linear == 0 {
+            3_000_000_000
+        } else {
+            2_000_000_000
+        };
+        took_ns < second_ns
+    } else {
+        matches!(kernel_sock::accepted_after_ms(ctx), 1..1000)
+    };
+    if is_early {
+        let window = kernel_sock::initial_window(ctx);
+        Target::of(ctx).set(SockOpt::InitialWindow, window, Tally::of_key(tally));
+    }
+    0
 }
 
 /// Counts a connection with storage that has just been established. This is called last, because the verifier

@@ -63,7 +63,7 @@ pub(crate) enum Defaults<'a> {
 
 impl Defaults<'_> {
     #[inline(always)]
-    fn of(self, option: SockOpt, kernels: u32) -> u32 {
+    pub(crate) fn of(self, option: SockOpt, kernels: u32) -> u32 {
         match self {
             Defaults::Kernel => kernels,
             Defaults::Namespace(control) => control.defaults[option as usize],
@@ -87,15 +87,6 @@ impl Target {
         Self {
             owner: ctx.ops.cast(),
             is_stored: true,
-        }
-    }
-
-    /// The same, with options that are not in its storage.
-    #[inline(always)]
-    pub(crate) fn unstored(self) -> Self {
-        Self {
-            is_stored: false,
-            ..self
         }
     }
 
@@ -351,6 +342,16 @@ impl Target {
                 self.settle(options, OPTION, wanted, default, tally);
             }
         });
+    }
+
+    /// Sets a former value; returns a bit of [`settled`].
+    #[inline(always)]
+    pub(crate) fn put_back(self, option: SockOpt, before: u32) -> u8 {
+        if self.set(option, at_most(option, before), Tally::NOBODY) {
+            settled::CHANGED
+        } else {
+            settled::REFUSED
+        }
     }
 
     /// Switches linear mode on again if the RTO hook has switched it off.

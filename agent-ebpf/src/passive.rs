@@ -7,7 +7,7 @@ use rto_agent_common::{Policy, direction, event::kind, policy_flags};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    active, events, fallback, handshake, hook, kernel_sock, lookup,
+    active, events, fallback, handshake, hook, lookup,
     options::{self, Target},
     socket, storage, syn_ack_rto,
     tables::Tally,
@@ -97,12 +97,8 @@ fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -
     };
     state.watch.srtt_sampled_ns = socket::now();
     options::apply(ops, state, policy, tally);
-    // The kernel alone would have retransmitted the SYN-ACK once at most.
-    if initial_rto_jiffies != 0
-        && retransmissions != 0
-        && matches!(kernel_sock::accepted_after_ms(ctx), 1..1000)
-    {
-        handshake::restore_window(ctx, tally);
+    if initial_rto_jiffies != 0 && retransmissions >= 2 {
+        handshake::restore_window(ctx, direction::PASSIVE, 0, tally);
     }
     hook::enable(ops, state, tally);
     handshake::established(ctx.ops, state, retransmissions, tally);

@@ -303,12 +303,10 @@ impl Target {
     /// Whether a socket without storage has exactly the timers that its policy sets.
     #[inline(always)]
     pub(crate) fn has_timers_of(self, policy: &Policy) -> bool {
-        let mut options = Options::default();
-        self.remember(&mut options);
         let mut has_all = true;
         each_option!(OPTION => {
             if OPTION.is(also::RECOGNISED) {
-                has_all &= options.value(OPTION) == OPTION.wanted(policy);
+                has_all &= self.set_by_policy(OPTION) == OPTION.wanted(policy);
             }
         });
         has_all
@@ -320,27 +318,34 @@ impl Target {
         each_option!(OPTION => {
             if OPTION.is(also::RECOGNISED)
                 && !options.is_set(OPTION)
-                && let Some(value) = self.get(OPTION)
-                && former(OPTION) != Some(value)
-                && tables::was_set(lasting::bit(OPTION), value)
+                && let Some(value) = self.set_by_policy(OPTION)
             {
                 options.note(OPTION, value, Remembered::UNKNOWN);
             }
         });
     }
 
+    /// The value of an option, if a policy has set it.
+    #[inline(always)]
+    fn set_by_policy(self, option: SockOpt) -> Option<u32> {
+        self.get(option).filter(|value| {
+            former(option) != Some(*value) && tables::was_set(lasting::bit(option), *value)
+        })
+    }
+
     /// Restores options that were set without storage; returns [`settled`] bits.
     #[inline(always)]
     pub(crate) fn restore_unremembered(self, defaults: Defaults<'_>) -> u8 {
-        let mut options = Options::default();
-        self.remember(&mut options);
-        self.unstored().settle_those::<{ also::RECOGNISED }>(
-            &mut options,
-            None,
-            defaults,
-            Tally::NOBODY,
-        );
-        options.settled
+        let mut outcome = 0;
+        each_option!(OPTION => {
+            if OPTION.is(also::RECOGNISED)
+                && self.set_by_policy(OPTION).is_some()
+                && let Some(former) = former(OPTION)
+            {
+                outcome |= self.put_back(OPTION, defaults.of(OPTION, former));
+            }
+        });
+        outcome
     }
 }
 

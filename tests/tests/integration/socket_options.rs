@@ -309,8 +309,10 @@ fn end(
     Ok(())
 }
 
-/// All options that the program may touch and an application can read.
-fn all(one: &mut OneSocket) -> anyhow::Result<Vec<(SockOpt, Option<i32>)>> {
+/// The options that the program may touch and an application can read; `None` if the kernel does not know the option.
+type Values = Vec<(SockOpt, Option<i32>)>;
+
+fn all(one: &mut OneSocket) -> anyhow::Result<Values> {
     let options = kept().chain([SockOpt::SynCnt]);
     let read = options.map(|option| Ok((option, one.option(number(option))?)));
     read.collect()
@@ -324,7 +326,7 @@ fn after(
     how: End,
     address: &str,
     own_port: u16,
-) -> anyhow::Result<[Vec<(SockOpt, Option<i32>)>; 3]> {
+) -> anyhow::Result<[Values; 3]> {
     end(env, one, how, address, own_port)?;
     let ended = all(one)?;
     one.tell(Command::Disconnect)?;
