@@ -127,7 +127,7 @@ fn comparable(text: &str) -> Vec<String> {
     let lines = text.lines().map(str::trim_start);
     let lines = lines.filter(|line| !line.starts_with("syn_"));
     let line = |line: &str| {
-        let is_measured = line.contains(" active ") || line.contains(" passive ");
+        let is_measured = line.contains(" outgoing ") || line.contains(" incoming ");
         if let Some((value, _)) = line.split_once(" at HZ=") {
             let without_jiffies = value.rsplit_once(", ");
             return without_jiffies.map_or(value, |(value, _)| value).to_owned();

@@ -387,7 +387,7 @@ fn histograms_hold_the_times_there_were() -> anyhow::Result<()> {
         }
     }
     let text = link.env.cli(&["stats", "--policy", "near"])?;
-    assert_says(&text, &["connect time: 1, mean ", "####"]);
+    assert_says(&text, &["connect time: 1 sample, mean ", "####"]);
     Ok(())
 }
 

@@ -50,7 +50,7 @@ fn rates_histograms_and_a_clean_end() -> anyhow::Result<()> {
     top.wait_for("an end of it", |screen| rate(screen) == Some(0.0))?;
     top.press("\r")?;
     let screen = top.wait_for("statistics", |screen| screen.contains("Esc back"))?;
-    for direction in ["active", "passive"] {
+    for direction in ["outgoing", "incoming"] {
         assert!(has_row(&screen, direction, "3"), "{screen}");
     }
     top.press("jjjjjjjjjjjjjjjj")?;
@@ -100,7 +100,7 @@ fn the_selection_follows_its_policy() -> anyhow::Result<()> {
     connect(&env)?;
     top.wait_for("a busier one", |screen| is_first(screen, "near ", "idle "))?;
     top.press("\r")?;
-    top.wait_for("its statistics", |screen| has_row(screen, "active", "1"))?;
+    top.wait_for("its statistics", |screen| has_row(screen, "outgoing", "1"))?;
     top.press("\u{1b}")?;
     top.wait_for("the table", |screen| rate(screen).is_some())?;
     // A row hidden by a filter is selected again when the filter is removed.
@@ -109,7 +109,7 @@ fn the_selection_follows_its_policy() -> anyhow::Result<()> {
     top.press("\u{1b}")?;
     top.wait_for("both rows", |screen| rate(screen).is_some())?;
     top.press("\r")?;
-    top.wait_for("its statistics", |screen| has_row(screen, "active", "1"))?;
+    top.wait_for("its statistics", |screen| has_row(screen, "outgoing", "1"))?;
     top.press("q")?;
     assert!(top.left()?.is_clean());
     Ok(())
