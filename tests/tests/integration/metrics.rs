@@ -94,8 +94,13 @@ fn check_histograms(samples: &BTreeMap<String, f64>) -> anyhow::Result<()> {
                 continue;
             };
             let (end, after) = rest.split_once('"').with_context(|| bucket.clone())?;
-            // Wherever `le` is among the labels.
-            if format!("{before}{}", after.trim_start_matches(',')) == series {
+            // `le` may be the first of the labels, or the last.
+            let rest = after.trim_start_matches(',');
+            let before = match rest {
+                "}" => before.trim_end_matches(','),
+                _ => before,
+            };
+            if format!("{before}{rest}") == series {
                 buckets.push((end.parse()?, *value));
             }
         }
