@@ -61,7 +61,7 @@ fn rates_histograms_and_a_clean_end() -> anyhow::Result<()> {
     top.wait_for("the table", |screen| rate(screen).is_some())?;
     top.press("u")?;
     let screen = top.wait_for("the timers", |screen| screen.contains("next: "))?;
-    assert!(screen.contains("outgoing: 100ms (configured)"), "{screen}");
+    assert!(screen.contains("outgoing: 100ms, configured"), "{screen}");
     top.press("\u{1b}")?;
     top.wait_for("the table again", |screen| rate(screen).is_some())?;
     top.press("/none\r")?;
