@@ -237,8 +237,8 @@ impl Options {
     /// the option. A value that the program itself set is never remembered as the one before.
     #[inline(always)]
     #[must_use]
-    pub const fn before(&self, option: SockOpt, in_force: Option<u32>) -> u32 {
-        let Remembered { value, before } = self.kept[option as usize];
+    pub fn before(&self, option: SockOpt, in_force: Option<u32>) -> u32 {
+        let Remembered { value, before } = self.remembered(option);
         match in_force {
             Some(current) if self.is_set(option) && current == value => before,
             Some(current) => current,
@@ -251,21 +251,26 @@ impl Options {
     /// the application or another program has changed it since. `default` is the kernel's own value.
     #[inline(always)]
     #[must_use]
-    pub const fn to_restore(
-        &self,
-        option: SockOpt,
-        in_force: Option<u32>,
-        default: u32,
-    ) -> Option<u32> {
+    pub fn to_restore(&self, option: SockOpt, in_force: Option<u32>, default: u32) -> Option<u32> {
+        let Remembered { value, before } = self.remembered(option);
         if !self.is_set(option) {
             return None;
         }
-        let Remembered { value, before } = self.kept[option as usize];
         match in_force {
             Some(current) if current != value => None,
             _ if before == Remembered::UNKNOWN => Some(default),
             _ => Some(before),
         }
+    }
+}
+
+impl Options {
+    /// What is remembered of an option, read in any case: the compiler may compute with a register that has no value
+    /// where the option is not set, which the verifier refuses (Linux 6.1).
+    #[inline(always)]
+    fn remembered(&self, option: SockOpt) -> Remembered {
+        // SAFETY: a reference is valid for reads.
+        unsafe { core::ptr::read_volatile(&raw const self.kept[option as usize]) }
     }
 }
 

@@ -90,7 +90,11 @@ fn load<P>(
 ) -> Verified {
     if let Err(e) = load(program) {
         let text = e.to_string();
-        return Verified::Refused(text.lines().next().unwrap_or_default().to_owned());
+        // The first line says what failed, the last ones of the verifier's log why.
+        let lines: Vec<_> = text.lines().collect();
+        let tail = lines.len().saturating_sub(15).max(1);
+        let told = lines.iter().take(1).chain(lines.iter().skip(tail));
+        return Verified::Refused(told.copied().collect::<Vec<_>>().join("\n"));
     }
     info(program)
         .ok()
