@@ -262,9 +262,7 @@ impl Options {
             _ => Some(before),
         }
     }
-}
 
-impl Options {
     /// What is remembered of an option, read in any case: the compiler may compute with a register that has no value
     /// where the option is not set, which the verifier refuses (Linux 6.1).
     #[inline(always)]
