@@ -19,6 +19,15 @@ where
     format!("{count} {noun}")
 }
 
+/// A direction as people read it; "active" and "passive" are its names in JSON and metrics.
+pub fn direction_text(name: &str) -> &str {
+    match name {
+        "active" => "outgoing",
+        "passive" => "incoming",
+        other => other,
+    }
+}
+
 /// A path as text. Bytes that are not UTF-8 are shown as U+FFFD, so that a name cannot make an
 /// answer fail.
 pub fn path(path: &Path) -> String {

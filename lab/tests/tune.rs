@@ -29,7 +29,12 @@ fn generated_prefixes_are_tuned() {
     let count = if cfg!(debug_assertions) { FEW } else { 2_000 };
     let prefixes = fleet::run(count, SECONDS, 1);
     assert_eq!(prefixes.len(), count);
-    all_met(&of_prefixes(&prefixes));
+    let mut criteria = of_prefixes(&prefixes);
+    if count < 100 {
+        // The 99th percentile would be the largest share, which has a criterion of its own.
+        criteria.retain(|one| !one.name.ends_with("p99"));
+    }
+    all_met(&criteria);
     // Every prefix with losses gains.
     assert!(prefixes.iter().all(|p| p.saved_ms >= 0.0));
     assert!(prefixes.iter().any(|p| p.saved_ms > 5.0));

@@ -8,8 +8,7 @@ use super::answer::{Answer, Decided, Evidence};
 use crate::{
     figures,
     policy::{Cidr, PolicyName, Settings, units::format_duration},
-    printable::counted,
-    wire::stats::direction_text,
+    printable::{counted, direction_text},
 };
 
 /// The most CIDRs that are written out.

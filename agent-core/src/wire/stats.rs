@@ -165,15 +165,6 @@ impl std::fmt::Display for Arm {
     }
 }
 
-/// A direction as people read it; "active" and "passive" are its names in JSON and metrics.
-pub fn direction_text(name: &str) -> &str {
-    match name {
-        "active" => "outgoing",
-        "passive" => "incoming",
-        other => other,
-    }
-}
-
 /// One arm's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

@@ -6,8 +6,11 @@ pub use rto_model::tune::tuner::TimerKind;
 use rto_model::tune::tuner::{Cause, Evidence, Next, State, Transition, Value};
 use serde::{Deserialize, Serialize};
 
-use super::{holdout::HoldoutView, stats::direction_text};
-use crate::{policy::PolicyName, printable::counted};
+use super::holdout::HoldoutView;
+use crate::{
+    policy::PolicyName,
+    printable::{counted, direction_text},
+};
 
 /// The answer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

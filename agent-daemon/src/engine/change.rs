@@ -123,7 +123,7 @@ impl Engine {
             ManagedKernel::open(opening, options(&config), &resolved, detached_by.is_some())?;
         let change = kernel.write(&resolved)?;
         if detached_by.is_none() {
-            kernel.attach()?;
+            kernel.attach().map_err(EngineError::from)?;
         }
         log_start(&kernel, &resolved, detached_by);
         let cause = Cause::from(Source::Start);

@@ -7,11 +7,10 @@ use std::{
 
 use rto_agent_core::{
     policy::{PolicyName, entries::FamilyCounts},
-    printable::counted,
+    printable::{counted, direction_text},
     wire::{
         holdout::{HoldoutView, Verdict},
         kernel::{self, Attachment},
-        stats::direction_text,
         tune::{TimerKind, TunedTimer},
         types::{DroppedView, EntriesView, ProbeView, StatusAnswer},
     },

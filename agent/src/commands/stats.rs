@@ -10,12 +10,10 @@ use anyhow::Context as _;
 use rto_agent_core::{
     figures::{share, short_us, time},
     policy::{PolicyName, units::format_duration},
-    printable::counted,
+    printable::{counted, direction_text},
     wire::{
         histogram::HistogramView,
-        stats::{
-            Arm, ArmStats, COUNTERS, DirectionStats, PolicyStats, StatsAnswer, direction_text,
-        },
+        stats::{Arm, ArmStats, COUNTERS, DirectionStats, PolicyStats, StatsAnswer},
     },
 };
 

@@ -8,12 +8,9 @@ use std::{
 use anyhow::{Context as _, bail};
 use rto_agent_core::{
     policy::PolicyName,
-    printable::counted,
-    wire::{
-        stats::direction_text,
-        tune::{
-            TimerKind, TuneAction, TuneAnswer, TuneRequest, TunedPolicy, TunedTimer, next_text,
-        },
+    printable::{counted, direction_text},
+    wire::tune::{
+        TimerKind, TuneAction, TuneAnswer, TuneRequest, TunedPolicy, TunedTimer, next_text,
     },
 };
 use rto_model::tune::tuner::{State, Value};
