@@ -179,6 +179,6 @@ grep -q "no-control-arm: no control arm" "$work/log" || failed "no reason: $(cat
 expect "the waves stop at a timer that is too short" "first failed" "$(waves short healthy healthy healthy)"
 grep -q "same-region: 900 of 1000 connections sent a SYN or SYN-ACK in vain" "$work/log" || failed "no reason: $(cat "$work/log")"
 expect "and go on with the corrected one" "first ok fourth ok second ok third ok" "$(waves healthy healthy healthy healthy)"
-sed -i 's/"features": /"tuning": ["policy same-region, outgoing: initial_rto the kernel's own, fallback (spurious); next: the value again in 9m 55s"], &/' "$hosts/first/status.json"
+sed -i 's/"features": /"tuning": ["policy same-region, outgoing: initial_rto the kernel'\''s own, fallback (spurious); next: the value again in 9m 55s"], &/' "$hosts/first/status.json"
 expect "a fallback (spurious) fails the gate" "first failed" "$(gate first, "rto_agent_gate_wait=2 rto_agent_program=/var/tmp/hosts/{{inventory_hostname}}/rto-agent")"
 expect "too few attempts are not judged" "first ok fourth ok second ok third ok" "$(waves few few few few)"
