@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Version of every struct and map of this crate; part of the name of the pins' directory.
-pub const LAYOUT_VERSION: u32 = 17;
+pub const LAYOUT_VERSION: u32 = 18;
 
 macro_rules! layout {
     ($($type:ty: $size:expr,)*) => {

@@ -37,7 +37,11 @@ pub struct Policy {
     pub linear_retries: u32,
     /// Jiffies per second if `rto_min_us` is lowered while few segments are outstanding ([`crate::restart`]); 0: it is
     /// not lowered.
-    pub restart_hz: u32,
+    pub restart_hz: u16,
+    /// From this time on after the first SYN, jiffies, its retransmissions may take another path (IPv6 flow label): the
+    /// law says of the path's RTTs that an answer would have arrived. 0: nothing is learnt; the kernel's own first
+    /// timeout.
+    pub repath_jiffies: u16,
     /// TCP_SYNCNT that determines when connect() gives up; 0: the socket's own. See
     /// [`policy_flags::GIVES_UP_BY_TIMER`].
     pub syn_retries: u32,
@@ -116,9 +120,6 @@ pub mod policy_flags {
     /// Connections have storage from the start: the policy sets an option later in a connection's life, or an option
     /// whose former value the program cannot recognise and so must remember.
     pub const STORED: u32 = 1 << 5;
-    /// [`super::Policy::initial_rto_jiffies`] is learnt from the path's RTTs: an answer to the SYN before a
-    /// retransmission would have arrived, so the retransmission may take another path.
-    pub const LEARNT: u32 = 1 << 6;
     /// [`super::Policy::epochs`] are set.
     pub const GUARDED: u32 = 1 << 10;
     /// For [`crate::UNMATCHED`]: peers are noted in [`crate::maps::DISCOVERED`].
@@ -170,6 +171,7 @@ impl Policy {
         user_timeout_ms: 0,
         linear_retries: 0,
         restart_hz: 0,
+        repath_jiffies: 0,
         syn_retries: 0,
         syn_ack_rto_jiffies: [0; SYN_ACK_RETRIES_LEN],
         name: [0; POLICY_NAME_LEN],
@@ -244,14 +246,13 @@ mod tests {
     #[test]
     fn a_bit_has_one_meaning() {
         use policy_flags::*;
-        const ALL: [u32; 10] = [
+        const ALL: [u32; 9] = [
             THIN_LINEAR_SET,
             THIN_LINEAR,
             MPTCP,
             GIVES_UP_BY_TIMER,
             IN_USE,
             STORED,
-            LEARNT,
             GUARDED,
             DISCOVERS,
             DRAINING,

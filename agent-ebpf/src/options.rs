@@ -284,7 +284,7 @@ impl Target {
     fn begin(self, state: &mut SocketState, policy: &Policy, tally: Tally) {
         state.options.set_nothing_later();
         state.options.linear_retries = byte(policy.linear_retries);
-        state.options.restart_hz = short(policy.restart_hz);
+        state.options.restart_hz = policy.restart_hz;
         state.options.restart_rto_min_us = policy.rto_min_us;
         self.linear_mode_on(state, tally);
     }
@@ -452,13 +452,6 @@ fn reread(policy: &Policy) -> &Policy {
 #[expect(clippy::cast_possible_truncation, reason = "it fits")]
 const fn byte(number: u32) -> u8 {
     number as u8
-}
-
-/// Narrows a number that fits: at most 10,000 jiffies per second, or the bits of callbacks.
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "it fits")]
-pub(crate) const fn short(number: u32) -> u16 {
-    number as u16
 }
 
 /// Adds to [`Options::settled`] in memory; its documentation gives the reason.

@@ -207,7 +207,9 @@ fn plan(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, own: Syn
     };
     let passed = kernel.passed(start, now);
     let next = next(&mut schedule.attempt, &kernel, &fired, passed);
-    let is_early = upper(passed) == 0;
+    // Before the kernel alone would have retransmitted, and before the time that the law says of the path.
+    let is_early =
+        upper(passed) == 0 && (policy.repath_jiffies == 0 || now < policy.repath_jiffies.into());
     schedule.user_timeout_ms = 0;
     schedule.rto_max_ms = 0;
     schedule.flags &= NOT_SENT;
@@ -231,12 +233,11 @@ fn plan(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, own: Syn
             }
         }
     }
-    let keeps_path = is_early && is_shaped && policy.flags & policy_flags::LEARNT == 0;
-    rto_syn_planned(ctx.ops, next.retries, u32::from(keeps_path));
+    rto_syn_planned(ctx.ops, next.retries, u32::from(is_early && is_shaped));
 }
 
-/// Sets what must be set before the SYN is sent: TCP_SYNCNT; and as long as the kernel alone would not have retransmitted
-/// and nothing is known of the path (`keeps_path`), the path. A global function: see `tables`.
+/// Sets what must be set before the SYN is sent: TCP_SYNCNT; and as long as an answer may still be on its way
+/// (`keeps_path`), the path. A global function: see `tables`.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn rto_syn_planned(ops: *mut bpf_sock_ops, retries: u32, keeps_path: u32) -> u32 {

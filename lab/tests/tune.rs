@@ -35,10 +35,9 @@ fn generated_prefixes_are_tuned() {
         criteria.retain(|one| !one.name.ends_with("p99"));
     }
     all_met(&criteria);
-    // No prefix loses. Where RTTs have a heavy tail, a copy that overtakes a delayed first SYN counts as lost time,
-    // because the number of losses stands for the kernel's own SYN.
-    let others = prefixes.iter().filter(|p| p.shape != "Pareto");
-    let least = others.map(|p| p.saved_ms).fold(f64::INFINITY, f64::min);
+    // No prefix loses.
+    let saved = prefixes.iter().map(|p| p.saved_ms);
+    let least = saved.fold(f64::INFINITY, f64::min);
     assert!(least >= 0.0, "{least} ms");
     assert!(prefixes.iter().any(|p| p.saved_ms > 5.0));
 }
@@ -199,10 +198,9 @@ fn spurious_connections_without_daemon_are_those_of_four_round_trips() {
             "{from_ms} to {to_ms} ms: {spurious} spurious, {judged} judged, {begun} begin meanwhile"
         );
         assert!(judged <= 25, "{judged}");
-        assert!(
-            (spurious as f64) < judged as f64 + 1.5 * begun + 2.0,
-            "{spurious}"
-        );
+        // Three standard deviations of how many begin.
+        let most = judged as f64 + begun + 3.0 * begun.sqrt();
+        assert!((spurious as f64) < most, "{spurious}");
     }
 }
 

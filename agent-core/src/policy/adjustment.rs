@@ -14,6 +14,8 @@ pub struct Adjustment {
     pub active: InitialRto,
     /// For the SYN-ACK RTO of accepted connections.
     pub passive: InitialRto,
+    /// [`rto_agent_common::Policy::repath_jiffies`].
+    pub repath_jiffies: u16,
     /// Fallback (harm): all new connections keep the kernel's own timers.
     pub harm: bool,
 }
@@ -25,6 +27,7 @@ impl Adjustment {
         Self {
             active: self.active.without_value(),
             passive: self.passive.without_value(),
+            repath_jiffies: 0,
             harm: self.harm,
         }
     }

@@ -143,6 +143,7 @@ pub fn compile_adjusted(
         kernel: KernelPolicy {
             name: name.padded(),
             flags: policy_flags::IN_USE,
+            repath_jiffies: adjustment.repath_jiffies,
             ..KernelPolicy::EMPTY
         },
         effects: Vec::new(),
@@ -179,7 +180,7 @@ pub fn compile_adjusted(
 /// Whether each connection needs socket storage from the start: for options that are set later, or
 /// whose previous values the program cannot read.
 fn needs_storage(policy: &KernelPolicy, host: &HostFacts) -> bool {
-    let later = policy.user_timeout_ms | policy.linear_retries | policy.restart_hz;
+    let later = policy.user_timeout_ms | policy.linear_retries | u32::from(policy.restart_hz);
     let others = policy.rto_max_ms | (policy.flags & policy_flags::THIN_LINEAR_SET);
     let timers = policy.rto_min_us | policy.delack_max_us;
     later | others != 0 || (timers != 0 && !host.reads_timers)
@@ -409,7 +410,7 @@ impl Compiler<'_> {
         if !on {
             self.effect("rto_restart", "off");
         } else if rto_min.is_some() {
-            self.kernel.restart_hz = self.host.hz;
+            self.kernel.restart_hz = u16::try_from(self.host.hz).unwrap_or(u16::MAX);
             self.effect("rto_restart", "on").note = Some(note);
         } else {
             let reason = "it lowers rto_min by the smoothed RTT, but the policy has no rto_min; \

@@ -366,9 +366,12 @@ impl PolicyTuning {
             let timer = self.state.timers.get(&id);
             timer.map_or_else(InitialRto::default, |timer| timer.initial_rto(hz))
         };
+        let active = self.state.timers.get(&TimerId::Active);
+        let repath = active.and_then(|timer| timer.tuner.repath_jiffies());
         Adjustment {
             active: initial_rto(TimerId::Active),
             passive: initial_rto(TimerId::Passive),
+            repath_jiffies: repath.map_or(0, |jiffies| u16::try_from(jiffies).unwrap_or(u16::MAX)),
             harm: self.is_harm(),
         }
     }

@@ -274,6 +274,15 @@ pub struct Tuner {
     last_step_ms: Option<u64>,
     /// End of fallback (spurious).
     hold_until_ms: u64,
+    repath: Option<Repath>,
+}
+
+/// From when retransmissions of SYNs may take another path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Repath {
+    /// After the first SYN.
+    jiffies: u64,
+    changed_ms: u64,
 }
 
 impl Tuner {
@@ -295,6 +304,7 @@ impl Tuner {
             raised_ms: None,
             last_step_ms: None,
             hold_until_ms: 0,
+            repath: None,
         }
     }
 
@@ -324,6 +334,12 @@ impl Tuner {
     /// The value, jiffies.
     pub const fn jiffies(&self) -> Option<u64> {
         self.jiffies
+    }
+
+    /// What the law says of the path, whatever the value is: from this time on after a SYN, jiffies, its answer would have
+    /// arrived, and retransmissions may take another path. `None`: nothing is learnt.
+    pub fn repath_jiffies(&self) -> Option<u64> {
+        self.repath.map(|repath| repath.jiffies)
     }
 
     /// The current epoch, which counts the values.
@@ -362,6 +378,9 @@ impl Tuner {
         self.history
             .add(now_ms, &growth.samples, self.settings.spurious);
         self.counts.add(&growth.counts);
+        let want = self.want();
+        let is_old = now_ms.saturating_sub(last_ms) > MEMORY_MS;
+        self.follow_path(now_ms, want, is_old);
         match self.state {
             State::Frozen => None,
             State::FallbackSpurious => {
@@ -371,10 +390,7 @@ impl Tuner {
                 self.hold_until_ms = now_ms.saturating_add(HOLD_MS);
                 Some(self.enter(now_ms, State::FallbackSpurious, Cause::Spurious, None))
             }
-            _ => {
-                let is_old = now_ms.saturating_sub(last_ms) > MEMORY_MS;
-                self.follow(now_ms, growth.outage, is_old)
-            }
+            _ => self.follow(now_ms, growth.outage, want, is_old),
         }
     }
 
@@ -448,9 +464,34 @@ impl Tuner {
         self.enter(now_ms, state, cause, value)
     }
 
+    /// Follows the path, also if the value is configured: at once to a longer time, after a minute to a shorter one.
+    fn follow_path(&mut self, now_ms: u64, want: Option<Want>, is_old: bool) {
+        let Some(jiffies) = want.map(|want| want.unbounded) else {
+            self.repath = self.repath.filter(|_| !is_old);
+            return;
+        };
+        let is_due = self.repath.is_none_or(|known| {
+            let is_lower = asks_for_less(jiffies, known.jiffies);
+            jiffies > known.jiffies || is_lower && now_ms >= known.changed_ms + BETWEEN_MS
+        });
+        if is_due {
+            let changed_ms = now_ms;
+            self.repath = Some(Repath {
+                jiffies,
+                changed_ms,
+            });
+        }
+    }
+
     /// Follows an outage, and the value that samples require.
-    fn follow(&mut self, now_ms: u64, outage: bool, is_old: bool) -> Option<Transition> {
-        let want = self.want().filter(|_| self.configured.is_none());
+    fn follow(
+        &mut self,
+        now_ms: u64,
+        outage: bool,
+        want: Option<Want>,
+        is_old: bool,
+    ) -> Option<Transition> {
+        let want = want.filter(|_| self.configured.is_none());
         let present = self.at_present();
         if let Some(want) = want.filter(|want| want.jiffies > present) {
             self.raised_ms = Some(now_ms);

@@ -157,7 +157,26 @@ fn learnt_timer_leaves_a_dead_path_within_a_second() -> anyhow::Result<()> {
         hz: u32::try_from(Machine::here()?.hz)?,
     };
     let value = seen.start(&mut env, "near")?;
-    let anycast = Anycast::new(env, RTT)?;
+    leaves_a_dead_path_within_a_second(&Anycast::new(env, RTT)?, value)
+}
+
+test!(
+    fixed_timer_leaves_a_dead_path_once_its_rtts_are_known,
+    needs = [TXREHASH]
+);
+/// The law's time decides, not the value.
+fn fixed_timer_leaves_a_dead_path_once_its_rtts_are_known() -> anyhow::Result<()> {
+    let anycast = Anycast::new(TestEnv::with(&near(&format!("\"{COVERED}\"")))?, RTT)?;
+    let done = anycast.clients(COVERED, Duration::ZERO)?.run(400)?;
+    ensure!(done.failed == 0, "{done:?}");
+    let tuned = || anycast.env.json(&["tune", "near"]);
+    eventually_seen("a value of the law", TIMEOUT, tuned, |tuned| {
+        tuned["policies"]["near"]["timers"][0]["evidence"]["want_us"].is_u64()
+    })?;
+    leaves_a_dead_path_within_a_second(&anycast, POLICY_RTO)
+}
+
+fn leaves_a_dead_path_within_a_second(anycast: &Anycast, value: Duration) -> anyhow::Result<()> {
     anycast.lose_one()?;
     let [policy, control] = anycast.both(Duration::ZERO, || Ok(()))?;
     let hit = beyond(&policy, value);

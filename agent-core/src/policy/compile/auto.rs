@@ -47,9 +47,6 @@ impl Compiler<'_> {
             _ => None,
         };
         (self.active, self.passive) = (learnt(active.timer), learnt(passive.timer));
-        if self.active.is_some() {
-            self.kernel.flags |= policy_flags::LEARNT;
-        }
         let text = |duration| format_duration(quantise(duration, self.host.hz).effective);
         let range = format!(
             "until {LEAST_SAMPLES} connections are counted, then {} to {}",
@@ -167,7 +164,7 @@ mod tests {
         Adjustment {
             active: of(active),
             passive: of(passive),
-            harm: false,
+            ..Adjustment::default()
         }
     }
 
@@ -199,18 +196,14 @@ mod tests {
     }
 
     #[test]
-    fn applied_learnt_value_sets_its_flag() {
-        let learnt = Timer::Value(Duration::from_millis(60));
-        for (mode, timer, expected) in [
-            ("apply", learnt, true),
-            ("apply", Timer::Configured, false),
-            ("apply", Timer::Kernel, false),
-            ("advise", learnt, false),
-        ] {
-            let toml = format!("initial_rto = 'auto'\nmode = '{mode}'");
-            let compiled = on(&HOST, &toml, &adjustment(timer, timer));
-            let is_learnt = compiled.kernel.flags & policy_flags::LEARNT != 0;
-            assert_eq!(is_learnt, expected, "{mode} {timer:?}");
+    fn repath_time_does_not_depend_on_the_value() {
+        let learnt = Adjustment {
+            repath_jiffies: 15,
+            ..Adjustment::default()
+        };
+        for toml in ["initial_rto = 'auto'", "initial_rto = '200ms'"] {
+            let compiled = on(&HOST, toml, &learnt);
+            assert_eq!(compiled.kernel.repath_jiffies, 15, "{toml}");
         }
     }
 

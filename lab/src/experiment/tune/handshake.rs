@@ -72,9 +72,6 @@ pub struct Handshake {
     /// Copies that were sent while an answer to the first SYN was under way: the timer is too short. (After a loss, the
     /// schedule may send one while the answer to a copy is under way, whatever the timer is.)
     pub spurious: u32,
-    /// The SYN whose answer ended it: how many before it were lost, they or their answers, and when it was sent. `None`
-    /// if there was none, and if the server's own timer ended it.
-    pub answered: Option<(usize, f64)>,
     /// The host's verdict; `None` if the connection was not established, or ends before the verdict.
     pub verdict: Option<Verdict>,
 }
@@ -90,9 +87,8 @@ impl Handshake {
         rng: &mut ChaCha8Rng,
     ) -> Self {
         let mut server: Option<Server> = None;
-        // The earliest answer: its arrival, and what it answers.
-        let mut answer: Option<(f64, Option<(usize, f64)>)> = None;
-        let mut losses = 0;
+        // The earliest answer: its arrival, and whether it answers the first SYN.
+        let mut answer: Option<(f64, bool)> = None;
         let mut copies_us = Vec::new();
         let mut spurious = 0;
         let sent = schedule.sent_us.iter().copied().map(Some).chain([None]);
@@ -104,7 +100,7 @@ impl Handshake {
                 let [_, loss] = path.losses_at(at_s);
                 let end_us = due_us + path.rtt_us(at_s, peer, rng) / 2.0;
                 if rng.random::<f64>() >= loss && answer.is_none_or(|(us, _)| end_us < us) {
-                    answer = Some((end_us, None));
+                    answer = Some((end_us, false));
                 }
             }
             let is_over = answer.is_some_and(|(end_us, _)| end_us <= until_us);
@@ -113,7 +109,7 @@ impl Handshake {
             };
             if n > 0 {
                 copies_us.push(sent_us);
-                spurious += u32::from(answer.is_some_and(|(_, of)| of == Some((0, 0.0))));
+                spurious += u32::from(answer.is_some_and(|(_, is_first)| is_first));
             }
             let sent_s = at_s + sent_us / 1e6;
             let (rtt_us, syn_lost, ack_lost) = if n == 0 {
@@ -125,7 +121,6 @@ impl Handshake {
                 (rtt_us, syn, ack)
             };
             if syn_lost {
-                losses += 1;
                 continue;
             }
             let arrived_us = sent_us + path.syn_delay_us(sent_s) + rtt_us / 2.0;
@@ -137,10 +132,8 @@ impl Handshake {
                 Some(server) => server.answers_duplicate(arrived_us),
             };
             let end_us = arrived_us + rtt_us / 2.0;
-            if answers && ack_lost {
-                losses += 1;
-            } else if answers && answer.is_none_or(|(us, _)| end_us < us) {
-                answer = Some((end_us, Some((losses, sent_us))));
+            if answers && !ack_lost && answer.is_none_or(|(us, _)| end_us < us) {
+                answer = Some((end_us, n == 0));
             }
         }
         let verdict = answer
@@ -161,7 +154,6 @@ impl Handshake {
             copies_us,
             took_us: answer.map(|(end_us, _)| end_us),
             spurious,
-            answered: answer.and_then(|(_, of)| of),
             verdict,
         }
     }
@@ -363,26 +355,21 @@ mod tests {
             ..FIRST
         };
         let ends_after = |rtts| First { rtts, ..FIRST };
-        // Time taken, spurious copies, and the first SYN that was needed; and the verdict: spurious copies, path RTT, and
-        // its time.
+        // Time taken, spurious copies; and the verdict: spurious copies, path RTT, and its time.
         for (rtt_us, first, expected, verdict) in [
-            (10e3, syn_lost, (38e3, 0, 1), Some((0, 10e3, 38e3))),
+            (10e3, syn_lost, (38e3, 0), Some((0, 10e3, 38e3))),
             // The first RTT counts from the first SYN.
-            (10e3, ack_lost, (38e3, 0, 1), Some((0, 10e3, 48e3))),
+            (10e3, ack_lost, (38e3, 0), Some((0, 10e3, 48e3))),
             // A slow path is recognised after three RTTs.
-            (150e3, FIRST, (150e3, 5, 0), Some((5, 150e3, 600e3))),
+            (150e3, FIRST, (150e3, 5), Some((5, 150e3, 600e3))),
             // A connection that ends earlier is judged by its RTTs so far; without any RTT it is undecided.
-            (150e3, ends_after(1), (150e3, 5, 0), Some((5, 150e3, 300e3))),
-            (150e3, ends_after(0), (150e3, 5, 0), None),
+            (150e3, ends_after(1), (150e3, 5), Some((5, 150e3, 300e3))),
+            (150e3, ends_after(0), (150e3, 5), None),
             // The second SYN is answered after 78 ms; the host takes that at 56 ms for spurious.
-            (50e3, syn_lost, (78e3, 0, 1), Some((1, 50e3, 228e3))),
+            (50e3, syn_lost, (78e3, 0), Some((1, 50e3, 228e3))),
         ] {
             let found = one(rtt_us, 6, first);
-            let took = (
-                found.took_us.unwrap(),
-                found.spurious,
-                found.answered.unwrap().0,
-            );
+            let took = (found.took_us.unwrap(), found.spurious);
             assert_eq!(took, expected, "{found:?}");
             let judged = found
                 .verdict

@@ -230,11 +230,14 @@ impl Host {
             return;
         }
         let first = First::new(rtt_us, lost.then_some(losses), &mut self.rng);
-        let one = Handshake::simulate(&self.path, at_s, peer, schedule, first, &mut self.rng);
-        if let Some((losses, own_us)) = one.answered
-            && let Some(kernel_us) = self.kernel.sent_us.get(losses)
-        {
-            self.outcome.saved_us += kernel_us - own_us;
+        // The kernel alone has the same luck.
+        let seed = self.rng.random();
+        let [one, alone] = [schedule, &self.kernel].map(|schedule| {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            Handshake::simulate(&self.path, at_s, peer, schedule, first, &mut rng)
+        });
+        if let (Some(own_us), Some(alone_us)) = (one.took_us, alone.took_us) {
+            self.outcome.saved_us += alone_us - own_us;
         }
         let copies = u64::try_from(one.copies_us.len()).unwrap_or(u64::MAX);
         self.outcome.copies += copies;

@@ -72,6 +72,35 @@ fn spurious() -> Growth {
 }
 
 #[test]
+fn repath_time_follows_the_law_whatever_the_value_is() {
+    let bounded = Settings {
+        max_us: 24_000,
+        ..SETTINGS
+    };
+    for (settings, configured) in [(SETTINGS, Some(50)), (SETTINGS, Some(5)), (bounded, None)] {
+        let mut host = Host::new(settings, configured);
+        let path = |host: &Host| host.tuner.repath_jiffies();
+        host.run(29, &[(20_000, 10)]);
+        assert_eq!(path(&host), None);
+        host.run(1, &[(20_000, 10)]);
+        assert_eq!(path(&host), Some(15));
+        host.run(400, &[(20_000, 10)]);
+        assert_eq!(path(&host), Some(10));
+        // The path has become longer: at once. Shorter again: the hours remember.
+        host.run(1, &[(100_000, 300)]);
+        let longer = path(&host);
+        assert!(longer >= Some(38), "{longer:?}");
+        host.run(MINUTE_S, &[(20_000, 10)]);
+        assert!(path(&host) >= longer);
+        assert_eq!(host.tuner.configured(), configured);
+    }
+    // Samples beyond the kernel's own first timeout.
+    let mut far = Host::new(SETTINGS, Some(50));
+    far.run(1, &[(5_000_000, 300)]);
+    assert_eq!(far.tuner.repath_jiffies(), Some(250));
+}
+
+#[test]
 fn value_is_learnt_and_lowered_a_minute_later() {
     let mut host = Host::new(SETTINGS, None);
     host.run(29, &[(20_000, 10)]);
