@@ -58,15 +58,15 @@ pub struct Attempt {
 pub struct Attempts(ControlChannel);
 
 impl Attempts {
-    /// Starts `count` connections at once; returns when all are started.
+    /// Starts `count` connections to each of these addresses at once, in turn; returns when all are started.
     pub fn begin(
         netns: &str,
         cgroup: Option<&Path>,
-        to: SocketAddr,
+        to: &[SocketAddr],
         count: usize,
         own: Own,
     ) -> anyhow::Result<Self> {
-        Self::begin_role(netns, cgroup, same(to, count), own, false)
+        Self::begin_role(netns, cgroup, in_turn(to, count), own, false)
     }
 
     fn begin_role(
@@ -95,15 +95,15 @@ impl Attempts {
         program.ready(netns, cgroup, &role).map(Self)
     }
 
-    /// Starts `count` connections at once, whose options another thread of the client reads all the time. Reading
-    /// TCP_INFO holds the lock of the socket, so that timers expire while it is held.
+    /// The same; another thread of the client reads the sockets' options all the time. Reading TCP_INFO holds the lock of
+    /// the socket, so that timers expire while it is held.
     pub fn begin_read(
         netns: &str,
         cgroup: Option<&Path>,
-        to: SocketAddr,
+        to: &[SocketAddr],
         count: usize,
     ) -> anyhow::Result<Self> {
-        Self::begin_role(netns, cgroup, same(to, count), Own::new(), true)
+        Self::begin_role(netns, cgroup, in_turn(to, count), Own::new(), true)
     }
 
     /// Makes it start all connections.
@@ -122,9 +122,10 @@ impl Attempts {
     }
 }
 
-/// Connections that start together to one server.
-fn same(to: SocketAddr, count: usize) -> Vec<Vec<Ends>> {
-    vec![vec![(None, to); count]]
+/// One group of connections.
+fn in_turn(to: &[SocketAddr], count: usize) -> Vec<Vec<Ends>> {
+    let each = to.iter().map(|to| (None, *to)).collect::<Vec<_>>();
+    vec![each.repeat(count)]
 }
 
 pub(super) fn run(ends: &[Vec<Ends>], own: &Own, is_read: bool) -> anyhow::Result<()> {

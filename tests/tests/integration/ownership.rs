@@ -18,7 +18,7 @@ fn fails(env: &TestEnv, address: &str, count: usize) -> anyhow::Result<(Vec<Atte
     let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
     let own = vec![(option::SYNCNT, 2)];
     let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
-    let all = Attempts::begin(netns, cgroup, to, count, own)?.outcomes()?;
+    let all = Attempts::begin(netns, cgroup, &[to], count, own)?.outcomes()?;
     let sent = syns(&capture.so_far()?, to).len();
     Ok((all, sent))
 }
@@ -259,12 +259,8 @@ fn connect_without_memory_gives_up_when_the_kernel_would() -> anyhow::Result<()>
         vec![(option::USER_TIMEOUT, 3_000)],
     ] {
         let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
-        let begin = |address| Attempts::begin(netns, cgroup, to(address, PORT), 1, own.clone());
-        let begun = [begin(SERVER_V4)?, begin(SERVER_V4_OTHER)?];
-        let mut ends = Vec::new();
-        for attempts in begun {
-            ends.extend(attempts.outcomes()?);
-        }
+        let both = [SERVER_V4, SERVER_V4_OTHER].map(|address| to(address, PORT));
+        let ends = Attempts::begin(netns, cgroup, &both, 1, own.clone())?.outcomes()?;
         let [policy, control] = ends.as_slice() else {
             bail!("{ends:?}");
         };
@@ -293,7 +289,7 @@ fn options_are_restored_after_failed_connect() -> anyhow::Result<()> {
         ] {
             let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
             let to = to(SERVER_V4, port);
-            for attempt in Attempts::begin(netns, cgroup, to, 1, own)?.outcomes()? {
+            for attempt in Attempts::begin(netns, cgroup, &[to], 1, own)?.outcomes()? {
                 ensure!(attempt.result == result, "{attempt:?}");
                 ensure!(attempt.before == attempt.after, "{attempt:?}");
             }

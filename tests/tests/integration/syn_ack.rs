@@ -105,14 +105,10 @@ fn window_of_accepted_is_ten_where_the_kernel_would_retransmit_once() -> anyhow:
         // Servers that read nothing, and keep their ends when the clients close theirs.
         let addresses = [SERVER_V4, SERVER_V4_OTHER];
         let _servers = addresses.map(|address| env.serve(to(address, PORT)));
-        let begin = |address| {
-            let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
-            Attempts::begin(netns, cgroup, to(address, PORT), COUNT, vec![])
-        };
-        for attempts in addresses.map(begin) {
-            for attempt in attempts?.outcomes()? {
-                ensure!(attempt.result == "connected", "{attempt:?}");
-            }
+        let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
+        let both = addresses.map(|address| to(address, PORT));
+        for attempt in Attempts::begin(netns, cgroup, &both, COUNT, vec![])?.outcomes()? {
+            ensure!(attempt.result == "connected", "{attempt:?}");
         }
         let windows = addresses.map(|address| accepted_windows(&env, address));
         let [policy, control] = windows;

@@ -2,6 +2,8 @@
 //! window, and what happens to it when the program goes.
 
 use rto_agent_common::schedules::SOCKETS;
+use std::net::SocketAddr;
+
 use rto_testbed::{
     emulated::record,
     machine::Machine,
@@ -34,26 +36,32 @@ fn covered() -> anyhow::Result<TestEnv> {
 
 fn begin(env: &TestEnv, address: &str, count: usize, own: Own) -> anyhow::Result<Attempts> {
     let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
-    Attempts::begin(netns, cgroup, to(address, PORT), count, own)
+    Attempts::begin(netns, cgroup, &[to(address, PORT)], count, own)
 }
 
-/// Begins a connection with the agent and one without, at the same time.
-fn begin_both(env: &TestEnv, own: &Own) -> anyhow::Result<[Attempts; 2]> {
-    let begin = |address| begin(env, address, 1, own.clone());
-    Ok([begin(SERVER_V4)?, begin(SERVER_V4_OTHER)?])
+/// The servers with a policy and without.
+fn both() -> [SocketAddr; 2] {
+    [SERVER_V4, SERVER_V4_OTHER].map(|address| to(address, PORT))
 }
 
-/// Waits for both, and returns their durations. Asserts that they end with this result and with their original options.
-fn end_both(begun: [Attempts; 2], result: &str) -> anyhow::Result<[Duration; 2]> {
-    let mut ends = [Duration::ZERO; 2];
-    for (end, attempts) in ends.iter_mut().zip(begun) {
-        let all = attempts.outcomes()?;
-        let attempt = all.first().context("none")?;
-        ensure!(attempt.result == result, "{attempt:?}");
-        ensure!(attempt.before == attempt.after, "{attempt:?}");
-        *end = attempt.took;
+/// Begins connections with the agent and as many without, in turn, at the same time.
+fn begin_both(env: &TestEnv, count: usize, own: &Own) -> anyhow::Result<Attempts> {
+    let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
+    Attempts::begin(netns, cgroup, &both(), count, own.clone())
+}
+
+/// Waits for all; returns the longest with the agent and the longest without. Asserts that they end with this result and
+/// with their original options.
+fn end_both(begun: Attempts, result: &str) -> anyhow::Result<[Duration; 2]> {
+    let mut longest = [Duration::ZERO; 2];
+    for pair in begun.outcomes()?.chunks_exact(2) {
+        for (longest, attempt) in longest.iter_mut().zip(pair) {
+            ensure!(attempt.result == result, "{attempt:?}");
+            ensure!(attempt.before == attempt.after, "{attempt:?}");
+            *longest = attempt.took.max(*longest);
+        }
     }
-    Ok(ends)
+    Ok(longest)
 }
 
 test!(connect_gives_up_when_the_kernel_would);
@@ -100,7 +108,7 @@ fn connect_gives_up_by_its_namespaces_linear_timeouts() -> anyhow::Result<()> {
 /// Asserts that connections with and without the agent give up at the same time. All cases run in parallel, because the
 /// longest takes minutes.
 fn all_equal<const N: usize>(env: &TestEnv, what: &str, cases: [Own; N]) -> anyhow::Result<()> {
-    let begun = cases.map(|own| (begin_both(env, &own), own));
+    let begun = cases.map(|own| (begin_both(env, 1, &own), own));
     let mut differences = Vec::new();
     for (both, own) in begun {
         let [policy, control] = end_both(both?, "ETIMEDOUT")?;
@@ -244,16 +252,8 @@ fn await_schedules(env: &TestEnv, count: usize) -> anyhow::Result<()> {
 
 /// Asserts that attempts connect no later than those without the agent, which began at the same time, and with their
 /// original options.
-fn assert_not_late([policy, control]: [Attempts; 2], when: &str) -> anyhow::Result<()> {
-    let longest = |attempts: Attempts| -> anyhow::Result<Duration> {
-        let all = attempts.outcomes()?;
-        for attempt in &all {
-            ensure!(attempt.result == "connected", "{when}: {attempt:?}");
-            ensure!(attempt.before == attempt.after, "{when}: {attempt:?}");
-        }
-        all.iter().map(|attempt| attempt.took).max().context("none")
-    };
-    let [policy, control] = [longest(policy)?, longest(control)?];
+fn assert_not_late(begun: Attempts, when: &str) -> anyhow::Result<()> {
+    let [policy, control] = end_both(begun, "connected").with_context(|| when.to_owned())?;
     let tolerance = LATE.max(control.mul_f64(0.05));
     ensure!(
         policy <= control + tolerance,
@@ -269,9 +269,7 @@ fn detach_leaves_program_for_connecting_sockets() -> anyhow::Result<()> {
     let env = covered()?;
     let _servers = [SERVER_V4, SERVER_V4_OTHER].map(|address| env.echo_server(to(address, PORT)));
     env.net.black_hole(PORT)?;
-    let begun = [SERVER_V4, SERVER_V4_OTHER].map(|address| begin(&env, address, 20, vec![]));
-    let [policy, control] = begun;
-    let begun = [policy?, control?];
+    let begun = begin_both(&env, 20, &vec![])?;
     await_schedules(&env, 20)?;
     let answer = env.cli(&["detach"])?;
     ensure!(
@@ -341,9 +339,7 @@ fn replaced_programs_keep_schedules() -> anyhow::Result<()> {
     let mut env = covered()?;
     let _servers = [SERVER_V4, SERVER_V4_OTHER].map(|address| env.echo_server(to(address, PORT)));
     env.net.server_loses_syns_for(Duration::from_millis(5600))?;
-    let begun = [SERVER_V4, SERVER_V4_OTHER].map(|address| begin(&env, address, MANY, vec![]));
-    let [policy, control] = begun;
-    let begun = [policy?, control?];
+    let begun = begin_both(&env, MANY, &vec![])?;
     await_schedules(&env, MANY)?;
     for _ in 0..8 {
         env.restart(Signal::SIGKILL)?;
@@ -359,8 +355,7 @@ fn sockets_that_are_read_keep_schedules() -> anyhow::Result<()> {
     let _servers = [SERVER_V4, SERVER_V4_OTHER].map(|address| env.echo_server(to(address, PORT)));
     env.net.server_loses_syns_for(Duration::from_millis(5600))?;
     let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
-    let begin = |address| Attempts::begin_read(netns, cgroup, to(address, PORT), READ);
-    let begun = [begin(SERVER_V4)?, begin(SERVER_V4_OTHER)?];
+    let begun = Attempts::begin_read(netns, cgroup, &both(), READ)?;
     await_schedules(&env, READ)?;
     assert_not_late(begun, "read")
 }
@@ -499,7 +494,7 @@ fn connect_is_not_later_than_without_the_agent() -> anyhow::Result<()> {
             [SERVER_V4, SERVER_V4_OTHER].map(|address| env.echo_server(to(address, PORT)));
         env.net
             .server_loses_syns_for(Duration::from_millis(outage_ms))?;
-        let both = begin_both(&env, &vec![])?;
+        let both = begin_both(&env, 1, &vec![])?;
         begun.push((env, servers, both, outage_ms));
     }
     for (_env, _servers, both, outage_ms) in begun {
@@ -696,7 +691,7 @@ test!(short_user_timeout_keeps_the_kernels_timer);
 fn short_user_timeout_keeps_the_kernels_timer() -> anyhow::Result<()> {
     let env = silent(&near("\"10.88.0.0/24\""))?;
     let own = vec![(option::USER_TIMEOUT, 400)];
-    let [policy, control] = end_both(begin_both(&env, &own)?, "ETIMEDOUT")?;
+    let [policy, control] = end_both(begin_both(&env, 1, &own)?, "ETIMEDOUT")?;
     ensure!(
         policy.abs_diff(control) <= STEPS,
         "{policy:?} against {control:?}"

@@ -42,9 +42,11 @@ def drip(s, data):
         pass
 poll = select.poll()
 held = dict(connect() for _ in range(count))
-refused = 0
-for fd, _ in poll.poll(1000):
-    refused += held[fd][0].recv(12) == b"HTTP/1.1 503"
+refused, polls = 0, 0
+while not refused and polls < 60:
+    polls += 1
+    for fd, _ in poll.poll(1000):
+        refused += held[fd][0].recv(12) == b"HTTP/1.1 503"
 print(refused, flush=True)
 poll.register(0, select.POLLIN)
 while True:
