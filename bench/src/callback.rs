@@ -136,7 +136,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
 }
 
 /// Compiles one of the C programs.
-fn compile(dir: &Path, flag: &str) -> anyhow::Result<PathBuf> {
+pub(crate) fn compile(dir: &Path, flag: &str) -> anyhow::Result<PathBuf> {
     let object = dir.join(format!("classic{flag}.o"));
     run_command(
         Command::new(clang()?)

@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 use rto_testbed::{leftovers, process::beside};
 
 mod add;
+mod alternatives;
 mod callback;
 mod demo;
 mod fleet;

@@ -10,10 +10,11 @@ use crate::process::root;
 /// The document that has this part.
 pub(crate) fn of(part: &str) -> PathBuf {
     let page = match part {
-        "scale" => "scale",
-        _ => "benchmarks",
+        "scale" => "reference/scale",
+        "alternatives" => "operate/alternatives",
+        _ => "reference/benchmarks",
     };
-    root().join(format!("docs/reference/{page}.md"))
+    root().join(format!("docs/{page}.md"))
 }
 
 /// Replaces a part of its document, if the document has it; other parts are only printed.
@@ -53,7 +54,7 @@ mod tests {
     fn documents_have_measured_parts() {
         let parts = crate::suite::parts();
         let mut found = Vec::new();
-        for page in ["goals", "scale"].map(of) {
+        for page in ["goals", "scale", "alternatives"].map(of) {
             let text = fs::read_to_string(&page).unwrap();
             for rest in text.split("<!-- bench: ").skip(1) {
                 let (name, rest) = rest.split_once(" -->").unwrap();
@@ -64,7 +65,7 @@ mod tests {
                 found.push(name.to_owned());
             }
         }
-        assert_eq!(found, ["machine", "goals", "scale"]);
+        assert_eq!(found, ["machine", "goals", "scale", "alternatives"]);
     }
 
     #[test]

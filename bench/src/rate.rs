@@ -8,6 +8,7 @@ use std::{
 use rto_testbed::{cgroup::Cgroup, foreign::Foreign, workload::rate::Rate};
 
 use crate::{
+    callback::compile,
     placement::{self, medians},
     process::{configured, helper},
     result::{BenchResult, Goal, table},
@@ -19,9 +20,10 @@ const WARM_UP: u32 = 500;
 /// The port before the first listener's.
 const PORT: u16 = 7200;
 
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 7] = [
     "no program",
     "empty program",
+    "classic C program",
     "agent, no entry matches",
     "agent, statistics off",
     "agent, default settings",
@@ -30,10 +32,11 @@ const NAMES: [&str; 6] = [
 const N: usize = NAMES.len();
 const NONE: usize = 0;
 const EMPTY: usize = 1;
-const UNMATCHED: usize = 2;
-const OFF: usize = 3;
-const ON: usize = 4;
-const ALL: usize = 5;
+const CLASSIC: usize = 2;
+const UNMATCHED: usize = 3;
+const OFF: usize = 4;
+const ON: usize = 5;
+const ALL: usize = 6;
 
 /// The title of a comparison, whether a program is at the accepting end as well, and goals: a program, its minimum of
 /// connections per second relative to the empty program, and the goal's name.
@@ -68,7 +71,9 @@ const COMPARISONS: [Comparison; 2] = [
 
 pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
     ensure_untimed()?;
-    let (bare, empty) = (Cgroup::new()?, Cgroup::new()?);
+    let (bare, empty, classic) = (Cgroup::new()?, Cgroup::new()?, Cgroup::new()?);
+    let dir = tempfile::tempdir()?;
+    let object = compile(dir.path(), "-DCLASSIC")?;
     let configurations = [
         ELSEWHERE.to_owned(),
         format!("{COUNT_NOTHING}{POLICY}"),
@@ -77,17 +82,20 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     ];
     let mut worlds = configured(programs, &configurations)?;
     let netns = worlds[0].net.client.clone();
-    let mut paths = vec![bare.path().to_owned(), empty.path().to_owned()];
+    let mut paths = [&bare, &empty, &classic]
+        .map(|of| of.path().to_owned())
+        .to_vec();
     paths.extend(worlds.iter().map(|env| env.cgroup.path().to_owned()));
     let mut ports = PORT + 1..;
     // [comparison][copy][round]
     let mut results = [const { Vec::new() }; COMPARISONS.len()];
     placement::each(&mut worlds, |copy, worlds| {
-        let mut foreign = None;
+        let mut foreign = Vec::new();
         for program in placement::order(copy, N) {
             match program {
                 NONE => {}
-                EMPTY => foreign = Some(Foreign::attach_empty(empty.path())?),
+                EMPTY => foreign.push(Foreign::attach_empty(empty.path())?),
+                CLASSIC => foreign.push(Foreign::attach_object(classic.path(), &object)?),
                 agent => worlds[agent - UNMATCHED].start()?,
             }
         }

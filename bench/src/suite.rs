@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use rto_testbed::machine::Machine;
 
 use crate::{
-    add, callback, fleet, gap, idle, memory, page,
+    add, alternatives, callback, fleet, gap, idle, memory, page,
     process::check_signals,
     pure, rate,
     result::{BenchResult, Goal, goals_table},
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// Take too few samples for a result, to test the benchmarks themselves; no document is written
     #[arg(long)]
     quick: bool,
-    /// Also write the results of `scale` to its document when it runs by name
+    /// Also write the results of benchmarks with a page of their own (`scale`, `alternatives`) when they run by name
     #[arg(long, conflicts_with = "quick")]
     write: bool,
     /// Fail if a goal is missed
@@ -58,6 +58,8 @@ enum Name {
     Scale,
     /// Queries about 1,000 hosts in one Prometheus
     Fleet,
+    /// Gains of what users could choose instead
+    Alternatives,
     /// Functions without a kernel, by criterion
     Pure,
 }
@@ -141,12 +143,13 @@ impl Args {
             let result = self.measure(name, programs);
             let BenchResult { text, goals: more } = result.with_context(|| name.part())?;
             all_met &= more.iter().all(|goal| goal.met);
-            let text = if name == Name::Scale {
-                // On a separate page.
-                format!("{}\n{text}\n{}", own.end()?, goals_table(&more))
-            } else {
-                goals.extend(more);
-                text
+            let text = match name {
+                Name::Scale => format!("{}\n{text}\n{}", own.end()?, goals_table(&more)),
+                Name::Alternatives => format!("{}\n{text}", own.end()?),
+                _ => {
+                    goals.extend(more);
+                    text
+                }
             };
             println!("{text}");
             parts.push((name, text));
@@ -173,6 +176,7 @@ impl Args {
             Name::Tick => tick::run(sizes, programs),
             Name::Scale => scale::run(sizes, &self.scale, programs),
             Name::Fleet => fleet::run(sizes, programs),
+            Name::Alternatives => alternatives::run(sizes, programs),
             Name::Pure => pure::result(),
         }
     }
@@ -190,7 +194,7 @@ impl Args {
         }
         let is_all = self.names.is_empty() && !self.quick;
         for (name, text) in parts {
-            if is_all || self.write && *name == Name::Scale {
+            if is_all || self.write && matches!(name, Name::Scale | Name::Alternatives) {
                 page::rewrite(&name.part(), text)?;
             }
         }
