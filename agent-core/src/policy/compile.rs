@@ -8,7 +8,8 @@ use rto_model::syn;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Adjustment, Cidr, Guard, HostFacts, InitialRtoSetting, PolicyName, Settings, Timer,
+    Adjustment, Cidr, Guard, HostFacts, InitialRtoSetting, PolicyName, Remark, Settings, Terms,
+    Timer,
     units::{format_duration, jiffies_duration, jiffies_to_usecs, quantise, tenths_of_s},
 };
 
@@ -102,12 +103,23 @@ pub fn settings_text(effects: &[EffectiveSetting]) -> String {
 
 /// A setting that this kernel does not support, or that makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}{reason}", given.as_ref().map_or(String::new(), |(key, value)| format!("{key} = {value}: ")))]
+#[error("{}", self.text(Terms::File))]
 pub struct SettingError {
     /// The setting's name in the configuration, and the value given; `None` for the whole policy.
     pub given: Option<(&'static str, String)>,
     /// Why it is refused, and which values are valid.
-    pub reason: String,
+    pub reason: Remark,
+}
+
+impl SettingError {
+    /// The error in these terms.
+    pub fn text(&self, terms: Terms) -> String {
+        let reason = self.reason.text(terms);
+        match &self.given {
+            Some((key, value)) => format!("{}: {reason}", terms.with(key, value)),
+            None => reason.to_owned(),
+        }
+    }
 }
 
 /// A policy ready for the kernel.
@@ -118,7 +130,7 @@ pub struct Compiled {
     /// The effective value of each setting.
     pub effects: Vec<EffectiveSetting>,
     /// Settings that are valid, but probably not intended.
-    pub warnings: Vec<String>,
+    pub warnings: Vec<Remark>,
 }
 
 /// Compiles a policy for a host.
@@ -186,12 +198,15 @@ fn needs_storage(policy: &KernelPolicy, host: &HostFacts) -> bool {
 }
 
 /// The warning about a control arm while statistics are off, if the settings have one.
-pub fn uncounted_holdout(settings: &Settings) -> Option<String> {
+pub fn uncounted_holdout(settings: &Settings) -> Option<Remark> {
     let share = settings.holdout?;
-    Some(format!(
-        "holdout = {share} has no use while statistics = false in [agent]: the control arm loses \
-         the policy's settings, and nothing is counted"
-    ))
+    Some(Remark::new(|terms| {
+        format!(
+            "{} has no use while statistics = false in [agent]: the control arm loses the policy's \
+             settings, and nothing is counted",
+            terms.with("holdout", share)
+        )
+    }))
 }
 
 /// Refuses settings that need counters while statistics are off.
@@ -208,7 +223,7 @@ pub fn check_is_counted(settings: &Settings) -> Result<(), SettingError> {
             given: Some((setting, value.to_owned())),
             reason: "it needs the policy's statistics, which are off (statistics = false in \
                      [agent]); set statistics = true"
-                .to_owned(),
+                .into(),
         }),
         None => Ok(()),
     }
@@ -222,7 +237,7 @@ const MANY_HOSTS_V4: u8 = 16;
 const MANY_HOSTS_V6: u8 = 32;
 
 /// The warning about a timer of a handshake that is very short for a wide prefix.
-pub fn short_for_width(cidr: &Cidr, settings: &Settings) -> Option<String> {
+pub fn short_for_width(cidr: &Cidr, settings: &Settings) -> Option<Remark> {
     let widest = if cidr.is_ipv4() {
         MANY_HOSTS_V4
     } else {
@@ -233,11 +248,13 @@ pub fn short_for_width(cidr: &Cidr, settings: &Settings) -> Option<String> {
     }
     let mut timers = settings.fixed_timers();
     let (setting, rto) = timers.find(|(setting, rto)| *setting != "rto_min" && *rto < SHORT)?;
-    Some(format!(
-        "{setting} = {} is very short for {cidr}: a host of such a wide prefix whose path RTT is \
-         longer gets every SYN twice; set \"auto\", or use narrower prefixes",
-        format_duration(rto)
-    ))
+    Some(Remark::new(|terms| {
+        format!(
+            "{} is very short for {cidr}: a host of such a wide prefix whose path RTT is longer \
+             gets every SYN twice; set \"auto\", or use narrower prefixes",
+            terms.with(setting, format_duration(rto))
+        )
+    }))
 }
 
 /// Refuses a short initial RTO on a prefix so wide that some hosts are far away, unless forced.
@@ -249,10 +266,13 @@ pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), Settin
     let bound = format_duration(WIDE_INITIAL_RTO);
     let too_short = |setting, value: String, becomes: &str, or: &str| SettingError {
         given: Some((setting, value)),
-        reason: format!(
-            "too short for {cidr}: {becomes}below {bound} on a prefix shorter than /{narrowest} \
-             needs force = true{or}, because such a wide prefix contains more distant hosts"
-        ),
+        reason: Remark::new(|terms| {
+            format!(
+                "too short for {cidr}: {becomes}below {bound} on a prefix shorter than \
+                 /{narrowest} needs {}{or}, because such a wide prefix contains more distant hosts",
+                terms.with("force", true)
+            )
+        }),
     };
     // (An automatic syn_ack_rto is no shorter than initial_rto.)
     for (setting, rto) in settings.fixed_timers() {
@@ -276,7 +296,7 @@ struct Compiler<'a> {
     adjustment: &'a Adjustment,
     kernel: KernelPolicy,
     effects: Vec<EffectiveSetting>,
-    warnings: Vec<String>,
+    warnings: Vec<Remark>,
     errors: Vec<SettingError>,
     /// The initial RTO of connections that this host opens, jiffies; `None`: the kernel's own.
     active: Option<u64>,
@@ -340,10 +360,11 @@ impl Compiler<'_> {
         let hz = self.host.hz;
         let text = format_duration(asked);
         if jiffies > quantise(asked, hz).jiffies {
-            self.warnings.push(format!(
-                "initial_rto = {text} becomes {}: the program keeps two SYNs 10ms apart",
-                format_duration(jiffies_duration(jiffies, hz))
-            ));
+            let effective = format_duration(jiffies_duration(jiffies, hz));
+            self.warn(|terms| {
+                let asked = terms.with("initial_rto", &text);
+                format!("{asked} becomes {effective}: the program keeps two SYNs 10ms apart")
+            });
         }
         self.warn_of_long("initial_rto", asked);
         let note = if asked >= KERNEL_INITIAL_RTO {
@@ -357,13 +378,15 @@ impl Compiler<'_> {
     }
 
     /// Warns of a timer that is longer than without the agent.
-    fn warn_of_long(&mut self, setting: &str, asked: Duration) {
+    fn warn_of_long(&mut self, setting: &'static str, asked: Duration) {
         if asked > KERNEL_INITIAL_RTO {
-            self.warnings.push(format!(
-                "{setting} = {} is longer than the kernel's own 1s: a lost packet costs more than \
-                 without the agent",
-                format_duration(asked)
-            ));
+            self.warn(|terms| {
+                format!(
+                    "{} is longer than the kernel's own 1s: a lost packet costs more than without \
+                     the agent",
+                    terms.with(setting, format_duration(asked))
+                )
+            });
         }
     }
 
@@ -412,17 +435,28 @@ impl Compiler<'_> {
             self.kernel.restart_hz = self.host.hz;
             self.effect("rto_restart", "on").note = Some(note);
         } else {
-            let reason = "it lowers rto_min by the smoothed RTT, but the policy has no rto_min; \
-                          add one, for example rto_min = \"100ms\"";
+            let reason = Remark::new(|terms| {
+                format!(
+                    "it lowers {rto_min} by the smoothed RTT, but the policy has no {rto_min}; add \
+                     one, for example {}",
+                    terms.quoted("rto_min", "100ms"),
+                    rto_min = terms.name("rto_min")
+                )
+            });
             self.refuse("rto_restart", on, reason);
         }
     }
 
     fn linear_retries(&mut self, retries: u8, thin_linear: Option<bool>) {
         let reason = if !LINEAR_RETRIES.contains(&retries) {
-            "must be 1 to 6: after 6 timeouts the kernel itself ends linear mode"
+            "must be 1 to 6: after 6 timeouts the kernel itself ends linear mode".into()
         } else if thin_linear != Some(true) {
-            "it sets when linear mode ends, but linear mode is not enabled; add thin_linear = true"
+            Remark::new(|terms| {
+                format!(
+                    "it sets when linear mode ends, but linear mode is not enabled; add {}",
+                    terms.with("thin_linear", true)
+                )
+            })
         } else {
             self.kernel.linear_retries = retries.into();
             let effect = self.effect("linear_retries", retries);
@@ -443,7 +477,7 @@ impl Compiler<'_> {
             "must be 2 jiffies to 200ms: more than {} at HZ={hz}",
             format_duration(jiffies_duration(TIMEOUT_MIN - 1, hz))
         );
-        if !self.in_range(setting, asked, good, &reason) {
+        if !self.in_range(setting, asked, good, reason) {
             return 0;
         }
         let jiffies = self.quantised(setting, asked);
@@ -456,7 +490,7 @@ impl Compiler<'_> {
         setting: &'static str,
         asked: Duration,
         good: bool,
-        reason: &str,
+        reason: impl Into<Remark>,
     ) -> bool {
         if !good {
             self.refuse(setting, format_duration(asked), reason);
@@ -464,15 +498,17 @@ impl Compiler<'_> {
         good
     }
 
-    fn quantised(&mut self, setting: &str, asked: Duration) -> u64 {
+    fn quantised(&mut self, setting: &'static str, asked: Duration) -> u64 {
         let rounded = quantise(asked, self.host.hz);
         let effective = format_duration(rounded.effective);
         if rounded.effective >= 2 * asked {
-            self.warnings.push(format!(
-                "{setting} = {} is less than a jiffy, the unit of the kernel's timers: it becomes \
-                 {effective}",
-                format_duration(asked)
-            ));
+            self.warn(|terms| {
+                format!(
+                    "{} is less than a jiffy, the unit of the kernel's timers: it becomes \
+                     {effective}",
+                    terms.with(setting, format_duration(asked))
+                )
+            });
         }
         let effect = self.effect(setting, format_duration(asked));
         effect.effective = effective;
@@ -493,7 +529,11 @@ impl Compiler<'_> {
         &mut self.effects[last]
     }
 
-    fn refuse(&mut self, setting: &'static str, value: impl ToString, reason: impl Into<String>) {
+    fn warn(&mut self, text: impl Fn(Terms) -> String) {
+        self.warnings.push(Remark::new(text));
+    }
+
+    fn refuse(&mut self, setting: &'static str, value: impl ToString, reason: impl Into<Remark>) {
         self.errors.push(SettingError {
             given: Some((setting, value.to_string())),
             reason: reason.into(),

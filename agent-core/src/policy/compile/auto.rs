@@ -8,7 +8,7 @@ use rto_model::tune::{law::LEAST_SAMPLES, tuner::HOLD_MS};
 
 use super::{Compiler, EffectiveSetting, KERNEL_INITIAL_RTO};
 use crate::policy::{
-    Adjustment, AutoInitialRto, Guard, InitialRtoSetting, Mode, Settings, Share, Timer,
+    Adjustment, AutoInitialRto, Guard, InitialRtoSetting, Mode, Remark, Settings, Share, Timer,
     units::{format_duration, jiffies_duration, quantise},
 };
 
@@ -107,20 +107,24 @@ impl Compiler<'_> {
         }
         let has_timer = settings.initial_rto.is_some() || settings.syn_ack_rto.fixed().is_some();
         if settings.guard == Some(Guard::On) && !has_timer {
-            self.refuse(
-                "guard",
-                Guard::On,
-                "it guards timers of SYNs and SYN-ACKs, but the policy sets none; add initial_rto \
-                 or syn_ack_rto",
-            );
+            let reason = Remark::new(|terms| {
+                format!(
+                    "it guards timers of SYNs and SYN-ACKs, but the policy sets none; add {} or {}",
+                    terms.name("initial_rto"),
+                    terms.name("syn_ack_rto")
+                )
+            });
+            self.refuse("guard", Guard::On, reason);
         }
         if settings.mode == Mode::Advise && !settings.is_automatic() {
-            self.refuse(
-                "mode",
-                settings.mode,
-                "it applies to learnt values, but the policy has none; set initial_rto to \"auto\", \
-                 or use rto-agent advise",
-            );
+            let reason = Remark::new(|terms| {
+                format!(
+                    "it applies to learnt values, but the policy has none; set {} to \"auto\", or \
+                     use rto-agent advise",
+                    terms.name("initial_rto")
+                )
+            });
+            self.refuse("mode", settings.mode, reason);
         }
         if let Some(guard) = settings.guard {
             let on = format!(

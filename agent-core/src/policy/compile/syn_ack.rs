@@ -12,7 +12,7 @@ use rto_model::syn::{self, syn_ack_lifetime, syn_ack_rto_auto};
 
 use super::Compiler;
 use crate::policy::{
-    Mptcp, Settings, SynAckRto, Timer,
+    Mptcp, Remark, Settings, SynAckRto, Timer,
     units::{format_duration, quantise, tenths_of_s},
 };
 
@@ -104,16 +104,18 @@ impl Compiler<'_> {
         let kernel = self.request_lifetime(hz.into(), retries);
         let wanted = kernel.min(syn::SYN_ACK_LIFETIME_S * u64::from(hz));
         if lifetime < wanted {
-            self.warnings.push(format!(
-                "syn_ack_rto = {}: a half-open connection is kept for {} with {} (kernel default: {}); \
-                 a client whose ACK and data are lost for longer is reset; syn_ack_rto = \"auto\" \
-                 keeps it for {}",
-                format_duration(asked),
-                seconds(lifetime, hz),
-                retransmissions(retries),
-                seconds(kernel, hz),
-                seconds(wanted, hz),
-            ));
+            self.warn(|terms| {
+                format!(
+                    "{}: a half-open connection is kept for {} with {} (kernel default: {}); a \
+                     client whose ACK and data are lost for longer is reset; {} keeps it for {}",
+                    terms.with("syn_ack_rto", format_duration(asked)),
+                    seconds(lifetime, hz),
+                    retransmissions(retries),
+                    seconds(kernel, hz),
+                    terms.quoted("syn_ack_rto", "auto"),
+                    seconds(wanted, hz),
+                )
+            });
         }
     }
 
@@ -133,12 +135,18 @@ impl Compiler<'_> {
                 let note = "MPTCP sockets also get initial_rto and rto_max";
                 self.effect("mptcp", "apply").note = Some(note.to_owned());
             }
-            Mptcp::Apply => self.refuse(
-                "mptcp",
-                settings.mptcp,
-                "it sets initial_rto and rto_max on MPTCP sockets, but the policy has neither; \
-                 add one, for example initial_rto = \"100ms\"",
-            ),
+            Mptcp::Apply => {
+                let reason = Remark::new(|terms| {
+                    format!(
+                        "it sets {} and {} on MPTCP sockets, but the policy has neither; add one, \
+                         for example {}",
+                        terms.name("initial_rto"),
+                        terms.name("rto_max"),
+                        terms.quoted("initial_rto", "100ms")
+                    )
+                });
+                self.refuse("mptcp", settings.mptcp, reason);
+            }
         }
     }
 }
@@ -155,7 +163,7 @@ fn retransmissions(retries: u8) -> String {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::tests::{compiled, described, on},
+        super::tests::{compiled, described, on, warnings},
         *,
     };
     use crate::{
@@ -194,11 +202,11 @@ mod tests {
             };
             let compiled = on(&host, toml, &Adjustment::default());
             let effect = described(&compiled, "syn_ack_rto");
-            let warnings = compiled.warnings.iter();
-            let warnings = warnings.filter(|warning| warning.contains("syn_ack_rto"));
+            let mut warnings = warnings(&compiled);
+            warnings.retain(|warning| warning.contains("syn_ack_rto"));
             let lines: Vec<_> = effect
                 .iter()
-                .chain(warnings)
+                .chain(&warnings)
                 .map(|l| format!("\n  {l}"))
                 .collect();
             let toml = toml.replace('\n', "; ");

@@ -61,11 +61,14 @@ impl Compiler<'_> {
         effect.count = count;
         effect.note = Some(note);
         if timers.gives_up() < kernel.gives_up() {
-            self.warnings.push(format!(
-                "syn_retries = {asked}: connect() gives up after {} instead of {without}; \"auto\" keeps the kernel's \
-                 time",
-                seconds(timers)
-            ));
+            let gives_up = seconds(timers);
+            self.warn(|terms| {
+                let asked = terms.with("syn_retries", &asked);
+                format!(
+                    "{asked}: connect() gives up after {gives_up} instead of {without}; \"auto\" \
+                     keeps the kernel's time"
+                )
+            });
         }
     }
 }
