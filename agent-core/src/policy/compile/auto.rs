@@ -6,7 +6,7 @@ use std::{ops::RangeInclusive, time::Duration};
 use rto_agent_common::{direction, fallback::Fallback, policy_flags};
 use rto_model::tune::{law::LEAST_SAMPLES, tuner::HOLD_MS};
 
-use super::{Compiler, EffectiveSetting, KERNEL_INITIAL_RTO};
+use super::compiler::{Compiler, EffectiveSetting, KERNEL_INITIAL_RTO};
 use crate::policy::{
     Adjustment, AutoInitialRto, Guard, InitialRtoSetting, Mode, Remark, Settings, Share, Timer,
     units::{format_duration, jiffies_duration, quantise},

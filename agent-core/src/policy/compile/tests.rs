@@ -1,5 +1,8 @@
 use super::{constraints::lifetime, *};
-use crate::{policy::SETTINGS, testing::HOST};
+use crate::{
+    policy::{SETTINGS, Terms},
+    testing::HOST,
+};
 
 /// Settings, as in a configuration file.
 pub(super) fn settings(toml: &str) -> Settings {
