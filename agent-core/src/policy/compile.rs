@@ -76,7 +76,7 @@ pub fn compile_adjusted(
     host: &HostFacts,
 ) -> Result<Compiled, Vec<SettingError>> {
     let mut compiler = Compiler::new(name, adjustment, host);
-    compiler.guard(settings);
+    auto::guard(&mut compiler, settings);
     initial_rto::initial_rto(&mut compiler, settings);
     connection::timers(&mut compiler, settings);
     syn_ack::syn_ack_rto(&mut compiler, settings);

@@ -7,8 +7,8 @@ use rto_model::syn;
 use serde::{Deserialize, Serialize};
 
 use crate::policy::{
-    Adjustment, HostFacts, PolicyName, Remark, Terms,
-    units::{format_duration, quantise},
+    Adjustment, HostFacts, PolicyName, Remark, Terms, Timer,
+    units::{format_duration, jiffies_duration, quantise},
 };
 
 /// `TCP_TIMEOUT_MIN`, jiffies (include/net/tcp.h, Linux 6.12).
@@ -42,6 +42,15 @@ pub struct EffectiveSetting {
 }
 
 impl EffectiveSetting {
+    /// Sets the effective timer; `None`: the kernel's own.
+    pub(super) fn set_jiffies(&mut self, jiffies: Option<u64>, hz: u32) {
+        self.jiffies = jiffies;
+        self.effective = match jiffies {
+            Some(jiffies) => format_duration(jiffies_duration(jiffies, hz)),
+            None => "the kernel's own".to_owned(),
+        };
+    }
+
     /// The effective value in words: "5ms -> 8ms, 2 jiffies at HZ=250".
     pub fn describe(&self, hz: u32) -> String {
         let mut text = self.asked.clone();
@@ -110,6 +119,26 @@ impl<'a> Compiler<'a> {
             active: None,
             passive: None,
         }
+    }
+
+    /// The timer of a direction, jiffies. The daemon only ever lengthens a configured timer.
+    pub(super) fn adjusted(&self, timer: Timer, configured: Option<u64>) -> Option<u64> {
+        match timer {
+            Timer::Configured => configured,
+            Timer::Kernel => None,
+            Timer::Value(value) => {
+                let jiffies = self.host.initial_rto(value);
+                Some(jiffies.max(configured.unwrap_or_default()))
+            }
+        }
+    }
+
+    /// Records the effective timer after a decision of the guard.
+    pub(super) fn adjusted_effect(&mut self, setting: &str, asked: &str, jiffies: Option<u64>) {
+        let hz = self.host.hz;
+        let effect = self.effect(setting, asked);
+        effect.set_jiffies(jiffies, hz);
+        effect.note = Some("rto-agent tune says why".to_owned());
     }
 
     /// Warns of a timer that is longer than without the agent.

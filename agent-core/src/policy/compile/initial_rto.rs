@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::compiler::{Compiler, KERNEL_INITIAL_RTO};
+use super::{
+    auto::auto_initial_rto,
+    compiler::{Compiler, KERNEL_INITIAL_RTO},
+};
 use crate::policy::{
     Adjustment, InitialRtoSetting, Settings, Timer,
     units::{format_duration, jiffies_duration, quantise},
@@ -15,7 +18,7 @@ const DOUBLING_S: [u64; 5] = [0, 1, 5, 10, 30];
 pub(super) fn initial_rto(compiler: &mut Compiler<'_>, settings: &Settings) {
     match &settings.initial_rto {
         Some(InitialRtoSetting::Fixed(asked)) => fixed(compiler, *asked),
-        Some(InitialRtoSetting::Auto(auto)) => compiler.auto_initial_rto(auto, settings),
+        Some(InitialRtoSetting::Auto(auto)) => auto_initial_rto(compiler, auto, settings),
         None => {}
     }
     let initial_rto = compiler.active.unwrap_or_default();
