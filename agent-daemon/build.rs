@@ -16,8 +16,8 @@ fn main() {
     let given = env::var("RTO_AGENT_COMMIT").ok();
     let archived = || fs::read_to_string("commit").ok();
     let commit = given
-        .and_then(|text| told(&text))
-        .or_else(|| archived().and_then(|text| told(&text)))
+        .and_then(|text| clean(&text))
+        .or_else(|| archived().and_then(|text| clean(&text)))
         .or_else(of_checkout)
         .unwrap_or_else(|| UNKNOWN.to_owned());
     println!("cargo::rustc-env=RTO_AGENT_COMMIT={commit}");
@@ -26,7 +26,7 @@ fn main() {
 }
 
 /// The beginning of a commit's hexadecimal name, and "-dirty" if that is behind it.
-fn told(text: &str) -> Option<String> {
+fn clean(text: &str) -> Option<String> {
     let text = text.trim();
     let (hash, dirty) = match text.strip_suffix("-dirty") {
         Some(hash) => (hash, "-dirty"),
@@ -69,7 +69,7 @@ fn of_checkout() -> Option<String> {
     let commit = git(&["rev-parse", "HEAD"])?;
     let changed = git(&["status", "--porcelain", "--untracked-files=no", ".."])?;
     let dirty = if changed.is_empty() { "" } else { "-dirty" };
-    told(&format!("{commit}{dirty}"))
+    clean(&format!("{commit}{dirty}"))
 }
 
 fn watch(path: &str) {

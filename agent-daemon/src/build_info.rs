@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_commit_is_one_or_unknown() {
+    fn build_line_has_commit_or_unknown() {
         let hash = COMMIT.strip_suffix("-dirty").unwrap_or(COMMIT);
         let is_hash = hash.len() == 12 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
         assert!(is_hash || COMMIT == "unknown", "{COMMIT}");

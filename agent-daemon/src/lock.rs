@@ -115,8 +115,8 @@ impl InstanceLock {
     }
 
     fn lock_pins(&mut self, pin_dir: &Path, timeout: Duration) -> Result<(), LockError> {
-        let held = self.pins.as_ref().map(|dir| dir.metadata());
-        if identity(fs::metadata(pin_dir)) == held.and_then(identity) {
+        let known = self.pins.as_ref().map(|dir| dir.metadata());
+        if identity(fs::metadata(pin_dir)) == known.and_then(identity) {
             return Ok(());
         }
         let failed = LockError::dir("pin_dir", pin_dir);
@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_taker_learns_who_has_it() {
+    fn lock_error_names_holder() {
         let dir = tempfile::tempdir().unwrap();
         let (state, pins) = (dir.path().join("state"), dir.path().join("pins"));
         let first = InstanceLock::take(&state, &pins).unwrap();
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_holder_has_the_same_inode_of_the_same_file_system() {
+    fn lock_holder_matches_device_and_inode() {
         let locks = "\
 1: POSIX  ADVISORY  WRITE 10 08:01:77 0 EOF
 2: FLOCK  ADVISORY  WRITE 11 00:1a:77 0 EOF
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_pins_are_noticed_though_the_states_differ() {
+    fn pins_lock_detects_daemon_with_other_state_dir() {
         let dir = tempfile::tempdir().unwrap();
         let pins = dir.path().join("pins");
         fs::create_dir(&pins).unwrap();
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn pins_made_again_are_locked_again() {
+    fn recreated_pin_dir_is_locked_again() {
         let dir = tempfile::tempdir().unwrap();
         let pins = dir.path().join("pins");
         let mut first = InstanceLock::take(&dir.path().join("a"), &pins).unwrap();
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_is_no_lock() {
+    fn fifo_is_refused_as_lock() {
         let dir = tempfile::tempdir().unwrap();
         let mode = nix::sys::stat::Mode::from_bits_truncate(0o600);
         nix::unistd::mkfifo(&dir.path().join(FILE), mode).unwrap();
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symbolic_link_is_not_followed() {
+    fn lock_does_not_follow_symlink() {
         let dir = tempfile::tempdir().unwrap();
         let victim = dir.path().join("victim");
         fs::write(&victim, "precious").unwrap();

@@ -27,11 +27,11 @@ mod tests {
     #[test]
     fn each_problem_is_logged_once() {
         let mut problem = Problem::default();
-        let mut said = Vec::new();
+        let mut logged = Vec::new();
         for now in [None, Some("a"), Some("a"), Some("b"), None, Some("b")] {
-            problem.becomes(now.map(str::to_owned), |text| said.push(text.to_owned()));
+            problem.becomes(now.map(str::to_owned), |text| logged.push(text.to_owned()));
             assert_eq!(problem.text().map(String::as_str), now);
         }
-        assert_eq!(said, ["a", "b", "b"]);
+        assert_eq!(logged, ["a", "b", "b"]);
     }
 }

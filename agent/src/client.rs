@@ -294,7 +294,7 @@ mod tests {
     fn connection_closed_before_answer_is_error() {
         let get = |client: &Client| client.get::<()>("/v1/entries");
         let post = |client: &Client| client.post::<()>("/v1/reload", &());
-        let broken = |told| matches!(told, Err(ClientError::Broken { .. }));
+        let broken = |answer| matches!(answer, Err(ClientError::Broken { .. }));
         assert!(matches!(
             received(1, false, get),
             Err(ClientError::NotRunning { .. })

@@ -280,8 +280,8 @@ fn cli(env: &TestEnv, args: &[&str]) -> anyhow::Result<f64> {
     let begin = Instant::now();
     let output = env.command(args).output()?;
     let took = begin.elapsed().as_secs_f64();
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{args:?}: {said}");
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{args:?}: {error}");
     Ok(took)
 }
 

@@ -107,11 +107,11 @@ fn served(data: &[u8], peer: Peer) -> Vec<u8> {
                 let _hung_up = to.write_all(data).await;
                 let _hung_up = to.shutdown().await;
             };
-            let mut said = Vec::new();
-            let listening = from.read_to_end(&mut said);
+            let mut text = Vec::new();
+            let listening = from.read_to_end(&mut text);
             let (_nonsense, (), read) = tokio::join!(serving, asking, listening);
             read.expect("a pipe can be read");
-            said
+            text
         })
     })
 }
@@ -124,12 +124,12 @@ struct Answer {
 }
 
 /// The answers on a connection, as far as their lengths are known.
-fn answers(mut said: &[u8]) -> Vec<Answer> {
+fn answers(mut text: &[u8]) -> Vec<Answer> {
     let mut answers = Vec::new();
-    while !said.is_empty() {
-        let end = said.windows(4).position(|w| w == b"\r\n\r\n");
+    while !text.is_empty() {
+        let end = text.windows(4).position(|w| w == b"\r\n\r\n");
         let end = end.expect("headers end") + 4;
-        let head = str::from_utf8(&said[..end]).expect("headers are text");
+        let head = str::from_utf8(&text[..end]).expect("headers are text");
         let status = head
             .strip_prefix("HTTP/1.1 ")
             .or_else(|| head.strip_prefix("HTTP/1.0 "))
@@ -138,12 +138,12 @@ fn answers(mut said: &[u8]) -> Vec<Answer> {
         let length = head
             .lines()
             .find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
-        said = &said[end..];
-        let body = length.and_then(|length| said.get(..length));
+        text = &text[end..];
+        let body = length.and_then(|length| text.get(..length));
         // The answer to HEAD has a length but no body.
         let body = body.filter(|body| !body.starts_with(b"HTTP/1."));
-        said = body.map_or(said, |body| &said[body.len()..]);
-        let is_last = body.is_none() && !said.starts_with(b"HTTP/1.");
+        text = body.map_or(text, |body| &text[body.len()..]);
+        let is_last = body.is_none() && !text.starts_with(b"HTTP/1.");
         answers.push(Answer {
             status,
             body: body.filter(|body| !body.is_empty()).map(<[u8]>::to_vec),

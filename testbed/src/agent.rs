@@ -332,22 +332,22 @@ impl Agent {
     /// Starts another daemon with this configuration, which must be refused; returns its error.
     pub fn second_is_refused(&self, config: &Path) -> anyhow::Result<String> {
         let mut second = self.command(&["run", "--log-format", "text", "--config"]);
-        let said = refusal(&second.arg(config).output()?)?;
-        ensure!(said.contains("another rto-agent"), "{said}");
-        Ok(said)
+        let error = refusal(&second.arg(config).output()?)?;
+        ensure!(error.contains("another rto-agent"), "{error}");
+        Ok(error)
     }
 
     /// Runs a client command that must succeed and print this text.
     pub fn cli_says(&self, args: &[&str], text: &str) -> anyhow::Result<()> {
-        let said = self.cli(args)?;
-        ensure!(said.contains(text), "{args:?}: {said}");
+        let stdout = self.cli(args)?;
+        ensure!(stdout.contains(text), "{args:?}: {stdout}");
         Ok(())
     }
 
     /// Runs a client command that must fail with status 1 and this error.
     pub fn cli_refuses(&self, args: &[&str], error: &str) -> anyhow::Result<()> {
-        let said = self.cli_fails(args)?;
-        ensure!(said.contains(error), "{args:?}: {said}");
+        let message = self.cli_fails(args)?;
+        ensure!(message.contains(error), "{args:?}: {message}");
         Ok(())
     }
 

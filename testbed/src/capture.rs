@@ -79,9 +79,9 @@ impl Capture {
         let stderr = tcpdump.stderr.take().context("no stderr")?;
         let capture = Self { tcpdump, file };
         let mut lines = BufReader::new(stderr).lines();
-        let said = lines.find(|line| !line.as_ref().is_ok_and(|l| !l.contains("listening on")));
+        let text = lines.find(|line| !line.as_ref().is_ok_and(|l| !l.contains("listening on")));
         ensure!(
-            said.is_some_and(|line| line.is_ok()),
+            text.is_some_and(|line| line.is_ok()),
             "tcpdump did not start"
         );
         // Later messages of tcpdump are discarded. The reader must stay open, or tcpdump would fail when it writes one.
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_trips_of_one_connection() {
+    fn capture_yields_round_trips_of_connection() {
         let [client, server] = [1u8, 2].map(|host| SocketAddr::from(([10, 0, 0, host], 1)));
         let segment = |ms, leaves: bool, syn, length| Segment {
             time: Duration::from_millis(ms),

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replies_values_reasons_and_the_end() {
+    fn channel_receives_replies_errors_and_end() {
         let script = r#"echo '{"Ok": 1}'; read line; echo "{\"Err\": $line}"; read line; echo no"#;
         let mut channel = ControlChannel::start(Command::new("sh").args(["-c", script])).unwrap();
         assert_eq!(channel.recv::<u32>().unwrap(), 1);

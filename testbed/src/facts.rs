@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_this_host() {
+    fn host_facts_name_device_and_sysctls() {
         // The second form is how a dual-stack listener sees an IPv4 peer.
         let mapped: Ipv6Addr = Ipv4Addr::LOCALHOST.to_ipv6_mapped();
         for peer in [Ipv4Addr::LOCALHOST.into(), mapped.into()] {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_ethtool() {
+    fn ethtool_output_is_parsed() {
         let text = "Coalesce parameters for eth0:\nAdaptive RX: on  TX: n/a\nrx-usecs: 8\nrx-frames: n/a\n\
                     tcp-segmentation-offload: on\n\ttx-tcp-segmentation: on\nlarge-receive-offload: off [fixed]\n";
         let coalescing = chosen(text, &COALESCING);

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_one() {
+    fn machine_has_hz_and_cores() {
         let here = Machine::here().unwrap();
         assert!([100, 250, 300, 1000].contains(&here.hz), "{here:?}");
         assert!(here.cores > 0 && here.describe().contains("HZ"));

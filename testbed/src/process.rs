@@ -124,9 +124,13 @@ pub fn stdout_of(what: &str, output: Output) -> anyhow::Result<String> {
 
 /// The error of a program that has refused what it was asked, with exit status 1.
 pub fn refusal(output: &Output) -> anyhow::Result<String> {
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(output.status.code() == Some(1), "{}: {said}", output.status);
-    Ok(said)
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(
+        output.status.code() == Some(1),
+        "{}: {message}",
+        output.status
+    );
+    Ok(message)
 }
 
 /// Checks that all these programs are installed; the error names missing ones.

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_connection_over_the_loopback() {
+    fn tcp_info_of_loopback_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();

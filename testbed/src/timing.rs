@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn timers_of_100_ms_and_1_s() {
+    fn tolerance_follows_the_timer_wheel() {
         if jiffy() == Duration::from_millis(4) {
             let ms = Duration::from_millis;
             assert_eq!(range(ms(100)), ms(100)..=ms(109));
@@ -361,7 +361,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "5 of 10 gaps in time")]
-    fn a_timer_that_is_late_half_of_the_time() {
+    fn timer_late_half_of_the_time_passes() {
         let mut n = 0;
         let measure = || {
             n += 1;

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_an_error_and_none() {
+    fn eventually_returns_value_error_or_timeout() {
         let mut looks = 0;
         let value = eventually("value", TIMEOUT, || {
             looks += 1;

@@ -85,9 +85,9 @@ pub fn look(page: &Path, scheme: Scheme, into: &Path) -> anyhow::Result<Seen> {
         .arg(format!("file://{}", page.canonicalize()?.display()))
         .output()
         .context(BROWSER)?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(output.status.success(), "{}: {said}", output.status);
-    let console = said.lines().filter(|line| line.contains(":CONSOLE"));
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{}: {error}", output.status);
+    let console = error.lines().filter(|line| line.contains(":CONSOLE"));
     let net_log: Value = serde_json::from_str(&std::fs::read_to_string(&net_log)?)?;
     Ok(Seen {
         console: console.map(str::to_owned).collect(),

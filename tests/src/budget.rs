@@ -222,7 +222,7 @@ fn excess(declared: (&str, usize, usize), cost: &Cost) -> Option<String> {
 }
 
 #[test]
-fn the_clean_path_keeps_to_its_budget() {
+fn clean_path_stays_within_budget() {
     let program = Program::load(NONE_SAMPLED).unwrap();
     let measured = measured(&program);
     assert_eq!(measured.len(), BUDGET.len());
@@ -252,7 +252,7 @@ fn the_clean_path_keeps_to_its_budget() {
 /// The counterpart: a connection that is sampled until it closes exceeds the budget, so the interpreter notices extra
 /// cost.
 #[test]
-fn a_connection_that_is_sampled_exceeds_the_budget() {
+fn sampled_connection_exceeds_budget() {
     let program = Program::load(ALL_SAMPLED).unwrap();
     for (declared, (cost, effect, expected)) in BUDGET.into_iter().zip(measured(&program)) {
         let (operation, ..) = declared;
@@ -274,7 +274,7 @@ fn a_connection_that_is_sampled_exceeds_the_budget() {
 }
 
 #[test]
-fn a_tenth_more_or_less_is_noticed() {
+fn change_of_a_tenth_fails_budget() {
     let cost = |instructions, lookups| Cost {
         instructions,
         helpers: [("map_lookup_elem", lookups)].into(),

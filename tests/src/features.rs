@@ -33,7 +33,7 @@ pub struct Found {
     /// "present", "absent" or "refused".
     pub presence: String,
     /// The whole text of the finding.
-    pub said: String,
+    pub text: String,
     /// The first kernel version with the feature, if this kernel lacks it.
     pub fix: String,
 }
@@ -60,14 +60,18 @@ fn ask() -> anyhow::Result<BTreeMap<&'static str, Found>> {
         .map(|(name, _)| {
             let finding = findings.iter().find(|f| f["id"] == *name);
             let finding = finding.with_context(|| format!("doctor does not say {name}"))?;
-            let said = text(&finding["found"]);
-            let presence = said.split([':', ',']).next().unwrap_or_default().to_owned();
+            let printed = text(&finding["found"]);
+            let presence = printed
+                .split([':', ','])
+                .next()
+                .unwrap_or_default()
+                .to_owned();
             let fix = text(&finding["fix"]);
             Ok((
                 *name,
                 Found {
                     presence,
-                    said,
+                    text: printed,
                     fix,
                 },
             ))
@@ -117,14 +121,14 @@ pub fn assert_declared() -> anyhow::Result<()> {
     for (name, since) in FEATURES {
         // This feature must be in the list of active LSMs, too.
         let expected = version >= since && (name != "bpf-lsm-cgroup" || has_lsm);
-        let said = &found[name];
-        match (expected, said.presence.as_str()) {
+        let feature = &found[name];
+        match (expected, feature.presence.as_str()) {
             (true, "present") | (false, "absent" | "refused") => {}
             (false, "present") if !is_debian => {}
-            _ => wrong.push(format!("{name} (since {since:?}): {}", said.said)),
+            _ => wrong.push(format!("{name} (since {since:?}): {}", feature.text)),
         }
-        if said.presence == "absent" && !said.fix.starts_with("Linux ") {
-            wrong.push(format!("{name}: no version is named: {:?}", said.fix));
+        if feature.presence == "absent" && !feature.fix.starts_with("Linux ") {
+            wrong.push(format!("{name}: no version is named: {:?}", feature.fix));
         }
     }
     ensure!(wrong.is_empty(), "Linux {version:?}: {wrong:#?}");

@@ -79,9 +79,9 @@ pub fn cell(report: &Value, table: &str, column: &str, begin: &[&str]) -> anyhow
 }
 
 /// Whether a cell of a report has this value; numbers are compared as numbers.
-pub fn is(cell: &Value, said: &str) -> bool {
+pub fn is(cell: &Value, wanted: &str) -> bool {
     match cell.as_f64() {
-        Some(number) => said.parse() == Ok(number),
-        None => cell.as_str() == Some(said),
+        Some(number) => wanted.parse() == Ok(number),
+        None => cell.as_str() == Some(wanted),
     }
 }

@@ -22,7 +22,7 @@ pub enum Verified {
     Instructions(u32),
     /// The program loads, but this kernel does not report the number (`bpf_prog_info.verified_insns` was added in Linux
     /// 5.16).
-    Untold,
+    Uncounted,
     /// The program does not load on this kernel.
     Refused(String),
 }
@@ -76,7 +76,7 @@ pub fn verified() -> anyhow::Result<BTreeMap<&'static str, Verified>> {
     ensure!(results.len() == LIMITS.len(), "only {results:?}");
     if results
         .values()
-        .any(|verified| *verified == Verified::Untold)
+        .any(|verified| *verified == Verified::Uncounted)
     {
         from_log(&mut results)?;
     }
@@ -93,13 +93,13 @@ fn load<P>(
         // The first line says what failed, the last ones of the verifier's log why.
         let lines: Vec<_> = text.lines().collect();
         let tail = lines.len().saturating_sub(15).max(1);
-        let told = lines.iter().take(1).chain(lines.iter().skip(tail));
-        return Verified::Refused(told.copied().collect::<Vec<_>>().join("\n"));
+        let shown = lines.iter().take(1).chain(lines.iter().skip(tail));
+        return Verified::Refused(shown.copied().collect::<Vec<_>>().join("\n"));
     }
     info(program)
         .ok()
         .and_then(|info| info.verified_instruction_count())
-        .map_or(Verified::Untold, Verified::Instructions)
+        .map_or(Verified::Uncounted, Verified::Instructions)
 }
 
 /// Reads the numbers from the verifier's log, which bpftool prints; needed for older kernels. bpftool loads the
@@ -120,7 +120,7 @@ fn from_log(results: &mut BTreeMap<&'static str, Verified>) -> anyhow::Result<()
     for (name, instructions) in processed(&log.join("\n")) {
         // The log has a number for a refused program, too: the instructions processed before the error.
         let missing = results.get_mut(name.as_str());
-        if let Some(verified) = missing.filter(|verified| **verified == Verified::Untold) {
+        if let Some(verified) = missing.filter(|verified| **verified == Verified::Uncounted) {
             *verified = Verified::Instructions(instructions);
         }
     }
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_of_two_programs() {
+    fn verifier_log_is_split_by_program() {
         let log = "libbpf: prog 'rto_agent': -- BEGIN PROG LOAD LOG --\n\
                    processed 10289 insns (limit 1000000) max_states_per_insn 6\n\
                    libbpf: prog 'rto_probe': -- BEGIN PROG LOAD LOG --\n\

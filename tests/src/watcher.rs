@@ -32,8 +32,8 @@ impl Watcher {
         eventually_seen(
             "all events",
             LIMIT,
-            || told(env),
-            |told| *told == Told::Live,
+            || sent(env),
+            |sent| *sent == Sent::Live,
         )
         .with_context(|| env.log())?;
         Ok(watcher)
@@ -89,7 +89,7 @@ impl Watcher {
 
 /// Which events the program sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum Sent {
     /// Nothing.
     Nothing,
     /// The events of its own callbacks.
@@ -99,12 +99,12 @@ pub enum Told {
 }
 
 /// Which events the program sends, according to the map in the kernel.
-pub fn told(env: &TestEnv) -> anyhow::Result<Told> {
+pub fn sent(env: &TestEnv) -> anyhow::Result<Sent> {
     let control: EventControl = pinned::get(env, EVENT_CONTROL, 0)?;
     match control.on {
-        0 => Ok(Told::Nothing),
-        1 => Ok(Told::Callbacks),
-        2 => Ok(Told::Live),
+        0 => Ok(Sent::Nothing),
+        1 => Ok(Sent::Callbacks),
+        2 => Ok(Sent::Live),
         other => bail!("{other}"),
     }
 }

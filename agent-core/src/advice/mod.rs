@@ -321,7 +321,10 @@ fn check(
         .iter()
         .find_map(|cidr| check_prefix_width(cidr, settings).err());
     match (compiled, too_wide) {
-        (Ok(compiled), None) => Ok(compiled.warnings),
+        (Ok(compiled), None) => {
+            let warnings = compiled.warnings.iter();
+            Ok(warnings.map(ToString::to_string).collect())
+        }
         (compiled, too_wide) => {
             let errors = compiled.err().unwrap_or_default().into_iter();
             Err(errors.chain(too_wide).map(|e| e.to_string()).collect())

@@ -134,13 +134,13 @@ impl FilesReader {
         let progress = Progress::default();
         let current = Arc::new(Mutex::new(path.to_owned()));
         let (read, owned) = (self.read.clone(), path.to_owned());
-        let (counted, told) = (progress.clone(), current.clone());
+        let (counted, named) = (progress.clone(), current.clone());
         let thread = thread::Builder::new().name("files".to_owned());
         let spawned = thread.spawn(move || {
             counted.count_this_thread();
             let files = read(&owned, &|file| {
                 progress::step();
-                file.clone_into(&mut told.lock().unwrap_or_else(PoisonError::into_inner));
+                file.clone_into(&mut named.lock().unwrap_or_else(PoisonError::into_inner));
             });
             // There is no receiver if the read took too long.
             let _ = sender.send(files);
@@ -187,8 +187,8 @@ mod tests {
 
     /// A file system that responds once `gate` is open, and its number of reads.
     fn hanging(gate: &Arc<AtomicBool>) -> (FilesReader, Arc<AtomicUsize>) {
-        let asked = Arc::new(AtomicUsize::new(0));
-        let (gate, count) = (gate.clone(), asked.clone());
+        let reads = Arc::new(AtomicUsize::new(0));
+        let (gate, count) = (gate.clone(), reads.clone());
         let read = move |path: &Path, telling: &dyn Fn(&Path)| {
             count.fetch_add(1, Ordering::Relaxed);
             telling(Path::new("/nonexistent/policies.d/a\u{1b}.toml"));
@@ -197,13 +197,13 @@ mod tests {
             }
             Files::read_telling(path, telling)
         };
-        (FilesReader::new(read, SHORT), asked)
+        (FilesReader::new(read, SHORT), reads)
     }
 
     #[test]
     fn hanging_file_system_times_out_and_is_retried() {
         let gate = Arc::new(AtomicBool::new(false));
-        let (mut reader, asked) = hanging(&gate);
+        let (mut reader, reads) = hanging(&gate);
         let begin = Instant::now();
         for _ in 0..3 {
             let Err(ReadError::Failed(errors)) = reader.read(Path::new(CONFIG)) else {
@@ -215,13 +215,13 @@ mod tests {
         }
         assert!(begin.elapsed() >= SHORT);
         // Only one thread is blocked.
-        assert_eq!(asked.load(Ordering::Relaxed), 1);
+        assert_eq!(reads.load(Ordering::Relaxed), 1);
         gate.store(true, Ordering::Relaxed);
         while reader.read(Path::new(CONFIG)).is_err() {
             assert!(begin.elapsed() < Duration::from_secs(60));
             thread::sleep(Duration::from_millis(5));
         }
-        assert_eq!(asked.load(Ordering::Relaxed), 2);
+        assert_eq!(reads.load(Ordering::Relaxed), 2);
     }
 
     #[test]

@@ -630,7 +630,7 @@ fn equal_agent_paths_are_refused() {
 
 #[test]
 fn value_without_quotes_names_what_to_write() {
-    for (line, said) in [
+    for (line, expected) in [
         (
             "cidrs = [10.1.0.0/16]",
             "a CIDR is written in quotes: \"10.1.0.0/16\"",
@@ -662,7 +662,7 @@ fn value_without_quotes_names_what_to_write() {
         ("holdout = 5%", "this value is written in quotes: \"5%\""),
     ] {
         let error = refusal(&format!("[policy.near]\n{line}\n"));
-        assert!(error.contains(said), "{line}: {error}");
+        assert!(error.contains(expected), "{line}: {error}");
     }
     let error = refusal("[agent]\nattach = no\n");
     assert!(

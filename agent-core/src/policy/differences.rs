@@ -15,55 +15,21 @@ const KEPT: usize = 100;
 /// How many differences a sentence names.
 const SHOWN: usize = 4;
 
-/// One difference.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum Difference {
-    /// An entry is missing.
-    EntryMissing {
-        /// Its CIDR.
-        cidr: Cidr,
-        /// Its policy.
-        policy: PolicyName,
-    },
-    /// An entry that is not desired.
-    EntryExtra {
-        /// Its CIDR.
-        cidr: Cidr,
-        /// The policy it refers to; absent: none.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        found: Option<PolicyName>,
-    },
-    /// An entry refers to another policy.
-    EntryPolicy {
-        /// Its CIDR.
-        cidr: Cidr,
-        /// Its policy.
-        policy: PolicyName,
-        /// The policy it refers to; absent: none.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        found: Option<PolicyName>,
-    },
-    /// A policy has wrong values.
-    Policy {
-        /// Its name.
-        policy: PolicyName,
-    },
-    /// A policy has no statistics.
-    Statistics {
-        /// Its name.
-        policy: PolicyName,
-    },
-    /// The settings of control arms are not the kernel's own timers.
-    ControlArm,
-    /// The host's defaults, which the program uses, have wrong values.
-    HostDefaults,
-}
+/// The enum of differences: each kind with its name in JSON and in metrics.
+macro_rules! differences {
+    ($(#[doc = $doc:literal] $variant:ident = $kind:literal $({ $($fields:tt)+ })?,)+) => {
+        /// One difference.
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[cfg_attr(test, derive(schemars::JsonSchema))]
+        #[serde(tag = "kind")]
+        pub enum Difference {
+            $(
+                #[doc = $doc]
+                #[serde(rename = $kind)]
+                $variant $({ $($fields)+ })?,
+            )+
+        }
 
-/// The kinds of differences, as in JSON.
-macro_rules! kinds {
-    ($($variant:ident = $kind:literal,)+) => {
         impl Difference {
             /// Every [`Difference::kind`].
             pub const KINDS: &[&str] = &[$($kind),+];
@@ -78,13 +44,45 @@ macro_rules! kinds {
     };
 }
 
-kinds! {
-    EntryMissing = "entry-missing",
-    EntryExtra = "entry-extra",
-    EntryPolicy = "entry-policy",
-    Policy = "policy",
-    Statistics = "statistics",
+differences! {
+    /// An entry is missing.
+    EntryMissing = "entry-missing" {
+        /// Its CIDR.
+        cidr: Cidr,
+        /// Its policy.
+        policy: PolicyName,
+    },
+    /// An entry that is not desired.
+    EntryExtra = "entry-extra" {
+        /// Its CIDR.
+        cidr: Cidr,
+        /// The policy it refers to; absent: none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        found: Option<PolicyName>,
+    },
+    /// An entry refers to another policy.
+    EntryPolicy = "entry-policy" {
+        /// Its CIDR.
+        cidr: Cidr,
+        /// Its policy.
+        policy: PolicyName,
+        /// The policy it refers to; absent: none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        found: Option<PolicyName>,
+    },
+    /// A policy has wrong values.
+    Policy = "policy" {
+        /// Its name.
+        policy: PolicyName,
+    },
+    /// A policy has no statistics.
+    Statistics = "statistics" {
+        /// Its name.
+        policy: PolicyName,
+    },
+    /// The settings of control arms are not the kernel's own timers.
     ControlArm = "control-arm",
+    /// The host's defaults, which the program uses, have wrong values.
     HostDefaults = "host-defaults",
 }
 
@@ -374,11 +372,11 @@ mod tests {
     }
 
     /// Compares all entries, in runs of this length.
-    fn in_runs(held: &Entries, desired: &Entries, length: usize) -> Differences {
+    fn in_runs(actual: &Entries, desired: &Entries, length: usize) -> Differences {
         let (mut differences, mut cursor) = (Differences::default(), Cursor::default());
         for is_ipv4 in [true, false] {
             assert_eq!(cursor.is_ipv6, !is_ipv4);
-            let all = in_trie_order(held, is_ipv4);
+            let all = in_trie_order(actual, is_ipv4);
             let all: Vec<_> = all.iter().map(|(cidr, name)| (*cidr, Some(name))).collect();
             // As in the kernel: after a full last run there is no empty one.
             let runs = all.chunks(length).chain(all.is_empty().then_some(&all[..]));
@@ -463,39 +461,6 @@ mod tests {
         assert!(text.ends_with("; and 252 more"), "{text}");
     }
 
-    #[test]
-    fn kind_matches_serde_tag() {
-        let (cidr, policy) = (cidr("10.0.0.0/8"), "p".parse::<PolicyName>().unwrap());
-        let found = None;
-        let all = [
-            Difference::EntryMissing {
-                cidr,
-                policy: policy.clone(),
-            },
-            Difference::EntryExtra {
-                cidr,
-                found: found.clone(),
-            },
-            Difference::EntryPolicy {
-                cidr,
-                policy: policy.clone(),
-                found,
-            },
-            Difference::Policy {
-                policy: policy.clone(),
-            },
-            Difference::Statistics { policy },
-            Difference::ControlArm,
-            Difference::HostDefaults,
-        ];
-        for (one, kind) in all.iter().zip(Difference::KINDS.iter().copied()) {
-            assert_eq!(one.kind(), kind);
-            let json = serde_json::to_value(one).unwrap();
-            assert_eq!(json["kind"], kind);
-            assert_eq!(serde_json::from_value::<Difference>(json).unwrap(), *one);
-        }
-    }
-
     prop_compose! {
         fn table()(
             rows in prop::collection::btree_map((any::<bool>(), 0u8..32, 3u8..9), 0u8..3, 0..40),
@@ -518,14 +483,14 @@ mod tests {
     proptest! {
         /// With runs of any length, every difference is found once, and nothing else.
         #[test]
-        fn every_difference_is_found(held in table(), desired in table(), length in 1usize..12) {
-            let found = in_runs(&held, &desired, length);
+        fn every_difference_is_found(actual in table(), desired in table(), length in 1usize..12) {
+            let found = in_runs(&actual, &desired, length);
             let mut expected = 0;
             for (cidr, entry) in desired.iter() {
-                let is = held.get(&cidr).map(|e| e.policy);
+                let is = actual.get(&cidr).map(|e| e.policy);
                 expected += u64::from(is != Some(entry.policy));
             }
-            expected += held.keys().filter(|c| !desired.contains_key(c)).count() as u64;
+            expected += actual.keys().filter(|c| !desired.contains_key(c)).count() as u64;
             prop_assert_eq!(found.total(), expected, "{:?}", found);
             prop_assert!(in_runs(&desired, &desired, length).is_empty());
         }

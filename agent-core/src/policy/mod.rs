@@ -33,6 +33,7 @@ pub mod differences;
 pub mod entries;
 mod name;
 pub mod plan;
+mod remark;
 mod settings;
 mod share;
 mod target;
@@ -42,6 +43,7 @@ pub use adjustment::{Adjustment, Adjustments, InitialRto, Timer};
 pub use cidr::{Cidr, CidrError};
 pub use entries::{Entries, EntryRef};
 pub use name::{NameError, PolicyName};
+pub use remark::{Remark, Terms};
 pub(crate) use settings::key;
 pub use settings::{
     AutoInitialRto, Effect, Guard, InitialRtoSetting, Key, Mode, Mptcp, SETTINGS, Setting,

@@ -268,13 +268,9 @@ impl Settings {
 
     /// As arguments of `rto-agent add`.
     pub fn to_flags(&self) -> String {
-        let flags = SETTINGS.iter().filter_map(|setting| {
-            let (flag, _) = setting.flag();
-            Some(match (setting.text)(self)?.as_str() {
-                "true" => flag.to_owned(),
-                value => format!("{flag} {value}"),
-            })
-        });
+        let flags = SETTINGS
+            .iter()
+            .filter_map(|setting| Some(setting.option_with(&(setting.text)(self)?)));
         flags.collect::<Vec<_>>().join(" ")
     }
 }

@@ -27,33 +27,33 @@ pub struct ProbeTarget {
     pub initial_rto_us: u64,
 }
 
-impl PolicySet {
+impl ProbeTarget {
     /// An address whose policy has an initial RTO other than the kernel's own; `None` if no policy
     /// has one. (The program never draws the probe's connection into a control arm.)
-    pub fn probe_target(&self, host: &HostFacts) -> Option<ProbeTarget> {
-        self.probe_target_by(host, |name| {
-            let settings = &self.policies.get(name)?.settings;
+    pub fn configured(set: &PolicySet, host: &HostFacts) -> Option<Self> {
+        Self::by(set, host, |name| {
+            let settings = &set.policies.get(name)?.settings;
             Some(quantise(settings.fixed_initial_rto()?, host.hz).jiffies)
         })
     }
 
-    /// As [`Self::probe_target`] for the values in force, jiffies: learnt values and fallbacks differ
+    /// As [`Self::configured`] for the values in force, jiffies: learnt values and fallbacks differ
     /// from the configured ones.
-    pub fn probe_target_by(
-        &self,
+    pub fn by(
+        set: &PolicySet,
         host: &HostFacts,
         in_force: impl Fn(&PolicyName) -> Option<u64>,
-    ) -> Option<ProbeTarget> {
+    ) -> Option<Self> {
         let kernels_own = u64::from(host.hz);
         let target = |address: IpAddr| {
-            let (entry, _) = self.entry_for(address)?;
+            let (entry, _) = set.entry_for(address)?;
             let jiffies = in_force(entry.policy).filter(|jiffies| *jiffies != kernels_own)?;
-            Some(ProbeTarget {
+            Some(Self {
                 address,
                 initial_rto_us: jiffies_to_usecs(jiffies, host.hz),
             })
         };
-        let mut keys = self.entries.keys().take(TRIES);
+        let mut keys = set.entries.keys().take(TRIES);
         keys.find_map(|cidr| target(candidate(cidr.network())?))
     }
 }
@@ -114,7 +114,7 @@ mod tests {
     }
 
     fn target(entries: &[(&str, Option<u64>)]) -> Option<(String, u64)> {
-        let target = set(entries).probe_target(&HOST)?;
+        let target = ProbeTarget::configured(&set(entries), &HOST)?;
         Some((target.address.to_string(), target.initial_rto_us))
     }
 
@@ -145,7 +145,7 @@ mod tests {
                 let found = in_force.iter().find(|(policy, _)| *policy == name.as_str());
                 found.map(|(_, jiffies)| *jiffies)
             };
-            let target = set.probe_target_by(&HOST, of)?;
+            let target = ProbeTarget::by(&set, &HOST, of)?;
             Some((target.address.to_string(), target.initial_rto_us))
         };
         let found = |address: &str, us| Some((address.to_owned(), us));

@@ -183,7 +183,7 @@ impl Slots {
                 warn!(audit = true, uid, "connections are refused: {text}");
             }
             // The buffer of a new connection has room for it.
-            let _gone = stream.write_all(&unavailable(text)).await;
+            let _ = stream.write_all(&unavailable(text)).await;
         }
     }
 
@@ -318,7 +318,7 @@ mod tests {
             let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
             let app = move |_: &_, lasting| app.clone().layer(Extension(lasting));
             let serving = serve(listener, limits, app, async {
-                let _stop = stopped.await;
+                let _ = stopped.await;
             });
             let serving = tokio::spawn(serving);
             test(&path, waiting).await;

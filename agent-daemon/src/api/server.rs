@@ -115,20 +115,20 @@ fn for_peer(routes: Router, peer: Option<Peer>, allowed: Allowed, lasting: Lasti
 }
 
 fn router(engine: Handle) -> Router {
-    let add = asked(|LargeJson(request): LargeJson<AddRequest>, caller, reply| {
+    let add = request(|LargeJson(request): LargeJson<AddRequest>, caller, reply| {
         Message::Add(Box::new(request), caller, reply)
     });
-    let remove = asked(
+    let remove = request(
         |LargeJson(request): LargeJson<RemoveRequest>, caller, reply| {
             Message::Remove(request, caller, reply)
         },
     );
     let reload =
-        asked(|OptionalJson(request), caller, reply| Message::Reload(request, caller, reply));
+        request(|OptionalJson(request), caller, reply| Message::Reload(request, caller, reply));
     let detach =
-        asked(|OptionalJson(request), caller, reply| Message::Detach(request, caller, reply));
+        request(|OptionalJson(request), caller, reply| Message::Detach(request, caller, reply));
     let apply =
-        asked(|OptionalJson(request), caller, reply| Message::Apply(request, caller, reply));
+        request(|OptionalJson(request), caller, reply| Message::Apply(request, caller, reply));
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/stats", get(stats))
@@ -337,15 +337,15 @@ async fn events(
             format!("{WATCHES_AT_ONCE} clients watch already, the limit; stop one of them first");
         return Err(Refusal(StatusCode::UNPROCESSABLE_ENTITY, text));
     };
-    let asked = policy.clone();
-    let lines = engine.call(|reply| Message::Watch(asked, reply)).await?;
+    let wanted = policy.clone();
+    let lines = engine.call(|reply| Message::Watch(wanted, reply)).await?;
     lasting.set();
     let state = (lines, Watching(engine, turn), policy, cidrs);
     let stream = futures_util::stream::unfold(state, |mut state| async {
         let (lines, _, policy, cidrs) = &mut state;
         // A verdict and a timer have no peer address.
         let is_of = |name: &PolicyName| {
-            cidrs.is_empty() && policy.as_ref().is_none_or(|asked| asked == name)
+            cidrs.is_empty() && policy.as_ref().is_none_or(|policy| policy == name)
         };
         let end = Instant::now() + EMPTY_LINE;
         let text = loop {
@@ -397,12 +397,12 @@ async fn list(
         let end = Instant::now() + LIST_TIME;
         let send = |piece| runtime.block_on(timeout_at(end, pieces.send(piece)));
         let mut is_slow = false;
-        let told = listing::list(&snapshot, &hits, |piece| {
+        let sent = listing::list(&snapshot, &hits, |piece| {
             let sent = send(Ok(piece.into()));
             is_slow |= sent.is_err();
             matches!(sent, Ok(Ok(())))
         });
-        let cut = match told {
+        let cut = match sent {
             Ok(()) if !is_slow => return,
             Ok(()) => "a client read its list too slowly and was disconnected".to_owned(),
             Err(e) => format!("a list could not be sent to a client: {e}"),
@@ -457,7 +457,7 @@ impl<S: Sync, T: DeserializeOwned + Default> FromRequest<S> for OptionalJson<T> 
 }
 
 /// `POST` of a body that is passed to the engine.
-fn asked<B, T>(
+fn request<B, T>(
     message: impl Fn(B, Caller, Reply<T>) -> Message + Clone + Send + Sync + 'static,
 ) -> MethodRouter<Handle>
 where
@@ -473,7 +473,7 @@ where
 
 /// `POST /v1/tune/freeze`, `resume` and `reset`.
 fn tune(action: TuneAction) -> MethodRouter<Handle> {
-    asked(move |LargeJson(TuneRequest { policy }), caller, reply| {
+    request(move |LargeJson(TuneRequest { policy }), caller, reply| {
         Message::Tune(action, policy, caller, reply)
     })
 }
@@ -576,8 +576,8 @@ async fn probed(
         let text = "only root may report a probe";
         return Err(Refusal::new(StatusCode::FORBIDDEN, text));
     }
-    let told = |reply| Message::Probed(verdict, caller, reply);
-    json(engine.call(told).await?)
+    let message = |reply| Message::Probed(verdict, caller, reply);
+    json(engine.call(message).await?)
 }
 
 #[cfg(test)]

@@ -183,7 +183,7 @@ fn create(path: &Path, group: Gid) -> anyhow::Result<(UnixListener, u64)> {
     match ready() {
         Ok(listener) => Ok((listener, inode)),
         Err(e) => {
-            let _error = fs::remove_file(path);
+            let _ = fs::remove_file(path);
             Err(e)
         }
     }
@@ -194,7 +194,7 @@ impl Drop for Socket {
         let inode = self.inode.load(Ordering::Relaxed);
         if fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == inode) {
             // If it cannot be removed, the next start replaces it.
-            let _error = fs::remove_file(&self.path);
+            let _ = fs::remove_file(&self.path);
         }
     }
 }

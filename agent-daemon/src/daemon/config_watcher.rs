@@ -95,7 +95,7 @@ impl Watches {
     fn follow(mut self, directories: BTreeSet<PathBuf>) -> Self {
         for gone in self.watched.difference(&directories) {
             // The watch may be gone with its directory.
-            let _unwatched = self.watcher.unwatch(gone);
+            let _ = self.watcher.unwatch(gone);
         }
         self.watched = BTreeSet::new();
         for directory in directories {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn loop_of_links_ends() {
+    fn symlink_loop_ends() {
         let dir = tempfile::tempdir().unwrap();
         symlink(dir.path().join("b"), dir.path().join("a")).unwrap();
         symlink(dir.path().join("a"), dir.path().join("b")).unwrap();

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Context as _;
 use nix::sys::stat::{Mode, umask};
-use rto_agent_core::config::{CgroupSetting, Config, MetricsSetting, OnExit, save};
+use rto_agent_core::config::{AgentConfig, CgroupSetting, Config, MetricsSetting, OnExit, save};
 use rto_agent_kernel::{
     datapath::{connecting, handover, make_pin_dir, probe},
     kernel::{
@@ -21,6 +21,7 @@ use rto_agent_kernel::{
 };
 use tokio::{
     net::TcpListener,
+    runtime::Runtime,
     signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,
     time::timeout,
@@ -28,19 +29,21 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    api::{peer, server, socket::RebindingListener},
+    api::{
+        peer, server,
+        socket::{RebindingListener, Socket},
+    },
     engine::{
         self, Actor, EngineConfig, EngineError, Handle, LastGood, Message, STOP_LIMIT, StartConfig,
         memory,
         systemd::{self, WatchdogKeepalive},
     },
+    lock::InstanceLock,
     problem::Problem,
     telemetry::{self, http},
 };
 
 mod config_watcher;
-
-use crate::lock::InstanceLock;
 
 /// Threads that read the kernel for clients. Clients that read a list slowly can block two of them.
 const READERS: usize = 8;
@@ -60,71 +63,48 @@ const ALWAYS: Duration = Duration::from_secs(u32::MAX as u64);
 /// If it cannot start (each error names the fix), or cannot detach when it ends.
 pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     kernel::preflight::check()?;
-    memory::set_mmap_threshold();
-    // Other users must never be able to write to files and directories that the daemon creates.
-    let others = Mode::from_bits_truncate(0o022);
-    umask(umask(others) | others);
-    privileges::keep_for_start().context("capabilities cannot be dropped")?;
+    prepare_process()?;
     // Shared until the program is loaded.
     let types = btf::Btf::vmlinux();
     let features = probe::features();
-    let saved_path = Config::saved_path(config_path);
-    if let Err(e) = save::finish(&saved_path) {
-        warn!(
-            "{}: an unfinished edit cannot be completed: {e}",
-            saved_path.display()
-        );
-    }
+    finish_edit(config_path);
     let host = host_facts(&features)?;
     let StartConfig {
         config,
         files,
         refused,
     } = StartConfig::read(config_path, &host)?;
-    let fingerprint = files.fingerprint();
-    let agent = &config.agent;
+    let agent = config.agent.clone();
     let cgroup = resolve_cgroup(cgroup, &agent.cgroup)?;
     let lock = InstanceLock::of_state(&agent.state_dir)?;
     let _removed_if_empty = NewPinDir::make(&agent.pin_dir);
     let mut lock = lock.and_pins(&agent.pin_dir)?;
     let mut last_good = LastGood::open(&agent.persistent_dir, config_path);
     last_good.stage(&files);
-    drop(files);
-    let pin_dir = agent.pin_dir.clone();
-    let group = peer::group_id(&agent.group)?;
     for warning in &config.warnings {
         warn!("{warning}");
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_blocking_threads(READERS)
-        // If no more threads can be started (pids.max), the existing threads do the work.
-        .thread_keep_alive(ALWAYS)
-        .build()?;
-    let entered = runtime.enter();
-    let (listener, _socket) = RebindingListener::bind(&agent.socket, group)?;
-    let metrics = match &agent.metrics {
-        MetricsSetting::Off => None,
-        // A port below 1024 needs a capability that the daemon is about to drop.
-        MetricsSetting::Tcp(address) => Some((*address, http::listen(*address))),
-    };
-    let on_exit = agent.on_exit;
-    // Must run before there is a second thread.
-    let mut pinned_again = PinnedAgain::adopt(&pin_dir);
-    privileges::keep_for_running().context("capabilities cannot be dropped")?;
-    drop(runtime.spawn_blocking(|| ()));
     let engine_config = EngineConfig {
         config_path: config_path.to_owned(),
         kernel: kernel::version::running()?.to_string(),
         cgroup,
         host,
         config,
-        fingerprint,
+        fingerprint: files.fingerprint(),
         refused,
         features,
         tells_process: probe::tells_process(),
         dropped_lines: telemetry::dropped_lines,
     };
+    drop(files);
+    let runtime = runtime()?;
+    let entered = runtime.enter();
+    let (served, _socket) = Served::bind(config_path, &agent)?;
+    // Must run before there is a second thread.
+    let mut pinned_again = PinnedAgain::adopt(&agent.pin_dir);
+    privileges::keep_for_running().context("capabilities cannot be dropped")?;
+    // The first of the readers.
+    drop(runtime.spawn_blocking(|| ()));
     let signals = signals()?;
     let (channels, handle) = engine::channels(&engine_config);
     let (ended, end) = oneshot::channel::<()>();
@@ -139,19 +119,12 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             engine.run()
         })
         .context("cannot start the engine's thread")?;
-    let served = Served {
-        config_path: config_path.to_owned(),
-        pin_dir: pin_dir.clone(),
-        listener,
-        allowed: peer::Allowed { group },
-        metrics,
-    };
     let overdue = runtime.block_on(served.until_end(signals, &handle, &mut lock, end));
     drop(entered);
-    // Nor does a thread that is sending a list.
+    // A thread that is sending a list does not delay the end.
     runtime.shutdown_background();
     let snapshot = handle.snapshot();
-    let on_exit = snapshot.on_exit().unwrap_or(on_exit);
+    let on_exit = snapshot.on_exit().unwrap_or(agent.on_exit);
     if on_exit == OnExit::Keep || !snapshot.is_starting() {
         pinned_again.stay();
     }
@@ -160,13 +133,42 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         // The engine writes nothing more: it checks before each write whether it is to stop.
         let waited = waited.as_secs_f32();
         warn!("the engine did not stop within {waited} s; the daemon exits without waiting for it");
-        return leave(on_exit, &pin_dir, &pinned_again);
+        return leave(on_exit, &agent.pin_dir, &pinned_again);
     }
     match thread.join() {
-        Ok(Err(e)) if is_interrupted(&e) => leave(on_exit, &pin_dir, &pinned_again),
+        Ok(Err(e)) if is_interrupted(&e) => leave(on_exit, &agent.pin_dir, &pinned_again),
         Ok(result) => result,
         Err(_) => anyhow::bail!("the engine thread panicked; the active policies stay active"),
     }
+}
+
+/// Sets what the process has for its lifetime, and drops the capabilities that it does not need.
+fn prepare_process() -> anyhow::Result<()> {
+    memory::set_mmap_threshold();
+    // Other users must never be able to write to files and directories that the daemon creates.
+    let others = Mode::from_bits_truncate(0o022);
+    umask(umask(others) | others);
+    privileges::keep_for_start().context("capabilities cannot be dropped")
+}
+
+/// Completes an edit of the saved entries that the previous daemon did not finish.
+fn finish_edit(config_path: &Path) {
+    let path = Config::saved_path(config_path);
+    if let Err(e) = save::finish(&path) {
+        warn!(
+            "{}: an unfinished edit cannot be completed: {e}",
+            path.display()
+        );
+    }
+}
+
+fn runtime() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(READERS)
+        // If no more threads can be started (pids.max), the existing threads do the work.
+        .thread_keep_alive(ALWAYS)
+        .build()
 }
 
 /// What the daemon serves while the engine runs.
@@ -179,6 +181,25 @@ struct Served {
 }
 
 impl Served {
+    /// Listens on the API's socket and for metrics. The socket's file exists as long as its guard.
+    fn bind(config_path: &Path, agent: &AgentConfig) -> anyhow::Result<(Self, Socket)> {
+        let group = peer::group_id(&agent.group)?;
+        let (listener, socket) = RebindingListener::bind(&agent.socket, group)?;
+        let metrics = match &agent.metrics {
+            MetricsSetting::Off => None,
+            // A port below 1024 needs a capability that the daemon is about to drop.
+            MetricsSetting::Tcp(address) => Some((*address, http::listen(*address))),
+        };
+        let served = Self {
+            config_path: config_path.to_owned(),
+            pin_dir: agent.pin_dir.clone(),
+            listener,
+            allowed: peer::Allowed { group },
+            metrics,
+        };
+        Ok((served, socket))
+    }
+
     /// Serves until a signal, or until the engine has ended by itself. Returns how long the engine
     /// was waited for in vain, if it did not end in time.
     async fn until_end(
@@ -339,7 +360,7 @@ impl Drop for NewPinDir {
     fn drop(&mut self) {
         if let Some(path) = &self.0 {
             // It stays if it contains pins.
-            let _kept = std::fs::remove_dir(path);
+            let _ = std::fs::remove_dir(path);
         }
     }
 }

@@ -169,12 +169,12 @@ impl Actor {
                 answer_change(engine, reply, answer);
             }
             Message::Reload(request, by, reply) => {
-                let answer = reload::reload_asked(engine, &request, &Cause::asked(by));
+                let answer = reload::reload_requested(engine, &request, &Cause::request(by));
                 answer_change(engine, reply, answer);
                 memory::trim_heap();
             }
             Message::Attach(by, reply) => {
-                let answer = detach::attach(engine, &Cause::asked(by));
+                let answer = detach::attach(engine, &Cause::request(by));
                 publish_and_answer(engine, reply, answer);
             }
             Message::Detach(request, by, reply) => {
@@ -229,7 +229,7 @@ impl Actor {
             }
             Message::Sighup => {
                 let request = ReloadRequest::default();
-                let reloaded = reload::reload_asked(engine, &request, &Source::Signal.into());
+                let reloaded = reload::reload_requested(engine, &request, &Source::Signal.into());
                 // `not_reloaded()` has logged why the files were rejected.
                 if let Err(e) = reloaded
                     && !matches!(e, EngineError::NotReloaded(_))

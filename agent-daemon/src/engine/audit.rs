@@ -91,7 +91,7 @@ impl From<Source> for Cause {
 
 impl Cause {
     /// A client asked for it on the socket.
-    pub(super) const fn asked(by: Caller) -> Self {
+    pub(super) const fn request(by: Caller) -> Self {
         Self {
             source: Source::Socket,
             what: None,

@@ -91,7 +91,7 @@ pub(super) struct Problems {
     /// Runtime entries that are left out, with the reasons.
     left_out: Problem,
     /// Decisions that the policies' settings do not allow.
-    misfits: Problem,
+    conflicting: Problem,
 }
 
 impl Engine {
@@ -301,7 +301,7 @@ impl Engine {
             }
         }
         for (known, text) in [
-            (&mut known.misfits, self.resolved.misfits_text()),
+            (&mut known.conflicting, self.resolved.conflicting_text()),
             (&mut known.left_out, self.resolved.left_out_text()),
         ] {
             known.becomes(text, |text| warn!("{text}"));

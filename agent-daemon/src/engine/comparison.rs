@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn any_one_thing_that_is_wrong_is_not_ok() {
+    fn verify_fails_on_any_single_problem() {
         let (host, snapshot) = near();
         let is_ok = |snapshot: &Snapshot| snapshot.verify().unwrap().ok;
         assert!(is_ok(&snapshot));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_after_an_entry_that_is_gone_begins_with_the_first() {
+    fn comparison_restarts_if_cursor_entry_is_gone() {
         let (host, snapshot) = near();
         let compared_after = |text: &str| {
             let cursor = Cursor {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_no_larger_than_asked_and_each_entry_is_read_once() {
+    fn comparison_parts_are_bounded_and_cover_each_entry_once() {
         const OF_EACH_FAMILY: u32 = 2500;
         const PART: usize = 1000;
         let mut text = "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\n".to_owned();

@@ -390,11 +390,11 @@ impl Clock {
 }
 
 /// Logs one line per transition.
-fn log(told: &TunedEvent) {
+fn log(event: &TunedEvent) {
     let TunedEvent {
         policy,
         transition: view,
-    } = told;
+    } = event;
     let (of, evidence) = (&view.transition, &view.transition.evidence);
     macro_rules! line {
         ($level:ident) => {

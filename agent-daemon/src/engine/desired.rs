@@ -68,7 +68,7 @@ impl Desired {
     #[must_use]
     pub fn with_files(&self, files: Arc<LoadedConfig>, now_ms: u64) -> Self {
         let mut runtime = self.runtime.clone();
-        runtime.keep_departed(&self.files.config.set, &files.config.set, now_ms);
+        runtime.keep_retired(&self.files.config.set, &files.config.set, now_ms);
         Self {
             adjustments: self.adjustments.clone(),
             ..Self::new(files, runtime, self.host)
@@ -184,10 +184,10 @@ impl Desired {
         for cidr in stepping(&self.runtime.masked) {
             set.entries.remove(cidr);
         }
-        let (mut policies, mut misfits) = (BTreeMap::new(), BTreeSet::new());
+        let (mut policies, mut conflicting) = (BTreeMap::new(), BTreeSet::new());
         let mut errors = Vec::new();
         for (name, policy) in &set.policies {
-            match self.compile(name, policy, &mut misfits) {
+            match self.compile(name, policy, &mut conflicting) {
                 Ok(compiled) => drop(policies.insert(name.clone(), compiled)),
                 Err(all) => errors.extend(all),
             }
@@ -206,7 +206,7 @@ impl Desired {
                 continue;
             }
             let policy = Policy::from(settings.clone());
-            match self.compile(name, &policy, &mut misfits) {
+            match self.compile(name, &policy, &mut conflicting) {
                 _ if set.policies.len() >= MAX_POLICIES as usize => {
                     let full = format!("the limit is {MAX_POLICIES} policies");
                     refused.insert(name, full.into());
@@ -255,7 +255,7 @@ impl Desired {
             desired: self,
             set,
             policies,
-            misfits,
+            conflicting,
             left_out,
             maps,
         })
@@ -267,7 +267,7 @@ impl Desired {
         &self,
         name: &PolicyName,
         policy: &Policy,
-        misfits: &mut BTreeSet<PolicyName>,
+        conflicting: &mut BTreeSet<PolicyName>,
     ) -> Result<Arc<Compiled>, Vec<PolicyError>> {
         let files = &self.files;
         let known = (files.host == self.host).then_some(&files.config.compiled);
@@ -282,7 +282,7 @@ impl Desired {
                     compile_adjusted(name, &policy.settings, decided, &self.host)
                 };
                 with(adjustment).or_else(|_| {
-                    misfits.insert(name.clone());
+                    conflicting.insert(name.clone());
                     with(&adjustment.without_values())
                 })
             }
@@ -314,7 +314,7 @@ pub struct Resolved {
     /// The policies as the kernel holds them.
     pub policies: BTreeMap<PolicyName, Arc<Compiled>>,
     /// Policies whose settings do not allow the values that the daemon has decided.
-    pub misfits: BTreeSet<PolicyName>,
+    pub conflicting: BTreeSet<PolicyName>,
     /// Runtime entries that are not in `set`, with the reasons.
     pub left_out: BTreeMap<Cidr, Arc<str>>,
     /// What the maps should hold.
@@ -361,8 +361,8 @@ impl Resolved {
     }
 
     /// Decisions that are not applied, in words.
-    pub(super) fn misfits_text(&self) -> Option<String> {
-        let names: Vec<_> = self.misfits.iter().map(PolicyName::as_str).collect();
+    pub(super) fn conflicting_text(&self) -> Option<String> {
+        let names: Vec<_> = self.conflicting.iter().map(PolicyName::as_str).collect();
         (!names.is_empty()).then(|| {
             format!(
                 "the learnt values conflict with the settings of {} and are not applied",
@@ -439,7 +439,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_change_is_a_function_and_its_reverse_gives_the_same_maps() {
+    fn reversed_change_restores_maps() {
         let before = desired(NEAR);
         let maps = |desired: &Desired| desired.clone().resolve().unwrap().maps;
         let own = cidr("10.2.0.0/16");
@@ -463,7 +463,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn other_files_give_runtime_entries_their_settings() {
+    fn changed_files_change_settings_of_runtime_entries() {
         let before = desired(NEAR);
         let own = cidr("10.2.0.0/16");
         let added = before.with_entries(&[own], &entry("near", None), &settings(100));
@@ -478,7 +478,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_policy_this_host_cannot_have_is_named() {
+    fn unsupported_policy_is_named() {
         let host = HostFacts {
             has_rto_max: false,
             shapes_syns: true,
@@ -529,7 +529,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn files_come_before_runtime_policies_that_have_no_room() {
+    fn runtime_policies_yield_to_files_without_room() {
         let text: String = (0..MAX_POLICIES - 1)
             .map(|n| {
                 format!(

@@ -50,7 +50,7 @@ pub(super) fn detach(
     if let Err(refusal) = engine.detachment.check_not_restoring() {
         return Some((reply, Err(refusal)));
     }
-    let restores = engine.kernel.kernel().is_some() || engine.kernel.kept;
+    let restores = engine.kernel.kernel().is_some() || engine.kernel.has_left_maps;
     if !request.restore || !restores {
         return Some((reply, detach_now(engine, by)));
     }
@@ -155,7 +155,7 @@ fn detached(engine: &mut Engine, by: Caller) -> usize {
     let was_attached = engine.detachment.by.replace(by).is_none();
     let cgroup = &engine.kernel.options.cgroup;
     engine.probing.sweep(cgroup);
-    Cause::asked(by).audit_other("detach");
+    Cause::request(by).audit_other("detach");
     info!("detached: no policy is active until rto-agent attach");
     was_attached.into()
 }
@@ -247,7 +247,7 @@ pub(super) fn finish_restore(engine: &mut Engine) -> Option<Answer> {
             RESTORE_LIMIT.as_secs()
         ));
     }
-    let kept = if engine.detachment.is_draining {
+    let left_maps = if engine.detachment.is_draining {
         // The maps stay as they are for the program.
         let pin_dir = &engine.kernel.options.pin_dir;
         Ok((!restored.is_complete()).then(|| pin_dir.clone()))
@@ -257,7 +257,7 @@ pub(super) fn finish_restore(engine: &mut Engine) -> Option<Answer> {
         Ok(Some(engine.kernel.leave_maps()))
     };
     info!(complete = restored.is_complete(), "restored open sockets");
-    let answer = kept.map(|kept| {
+    let answer = left_maps.map(|kept| {
         let mut answer = DetachAnswer {
             restored: Some(restored),
             kept,
@@ -282,18 +282,18 @@ fn hand_over(engine: &Engine, deadline: Instant) -> bool {
         return false;
     }
     let done = handover::pinned_objects(pin_dir).and_then(|objects| {
-        let kept = systemd::hand_over(&objects)?;
-        if kept {
+        let is_taken = systemd::hand_over(&objects)?;
+        if is_taken {
             handover::unpin(pin_dir)?;
         }
-        Ok(kept)
+        Ok(is_taken)
     });
     match done {
-        Ok(kept) => {
-            if kept {
+        Ok(is_taken) => {
+            if is_taken {
                 info!("stopping; the service manager keeps the active policies for a restart");
             }
-            kept
+            is_taken
         }
         Err(e) => {
             warn!(
@@ -307,12 +307,12 @@ fn hand_over(engine: &Engine, deadline: Instant) -> bool {
 
 /// Leaves the kernel as `on_exit` says.
 pub(super) fn leave(engine: &mut Engine) -> anyhow::Result<()> {
-    if engine.detachment.restoring.is_some() || engine.kernel.kept {
-        let kept = engine.kernel.leave_maps();
+    if engine.detachment.restoring.is_some() || engine.kernel.has_left_maps {
+        let directory = engine.kernel.leave_maps();
         warn!(
             "some sockets could not be restored: the maps in {} are kept; run rto-agent detach \
              --restore as root to finish",
-            kept.display()
+            directory.display()
         );
         return Ok(());
     }

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefixes_are_cidrs() {
+    fn discovered_prefixes_are_cidrs() {
         let v4 = Prefix::of(&Peer::V4([192, 0, 2, 7]));
         assert_eq!(cidr_of(&v4), "192.0.2.0/24".parse().ok());
         let address = [0x2001_0db8_u32, 0x0001_0002, 3, 4].map(u32::to_be);

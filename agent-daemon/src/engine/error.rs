@@ -41,7 +41,7 @@ pub enum EngineError {
     /// The kernel refused a change, and the rollback failed; `status` shows it until it is
     /// repaired.
     #[error(
-        "{}; the rollback failed as well: {undo}\n{held}; the daemon retries every few seconds, \
+        "{}; the rollback failed as well: {undo}\n{state}; the daemon retries every few seconds, \
          see rto-agent status", in_words(.cause)
     )]
     OutOfSync {
@@ -50,7 +50,7 @@ pub enum EngineError {
         /// Why the rollback failed.
         undo: DatapathError,
         /// What the kernel holds now.
-        held: String,
+        state: String,
     },
     /// The kernel has a change that could not be saved, and the rollback failed.
     #[error(
@@ -169,7 +169,7 @@ mod tests {
     /// A reload's error exposes its cause, to callers that use the errno or distinguish client and
     /// server errors.
     #[test]
-    fn an_error_of_a_reload_is_what_it_comes_from() {
+    fn reload_error_has_class_of_its_cause() {
         type Case = (fn() -> EngineError, [bool; 3]);
         let errors: [Case; 8] = [
             (|| EngineError::Kernel(kernel()), [true, false, false]),
@@ -201,7 +201,7 @@ mod tests {
         let undone = EngineError::OutOfSync {
             cause: kernel(),
             undo: DatapathError::Stopped,
-            held: String::new(),
+            state: String::new(),
         };
         assert_eq!(undone.errno(), Some(libc::EACCES));
         assert!(!undone.is_refusal());

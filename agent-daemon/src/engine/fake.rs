@@ -429,8 +429,8 @@ impl KernelReader for FakeReader {
     fn statistics_of(&self, policy: &PolicyName) -> Result<Option<ArmStatistics>, DatapathError> {
         let mut state = self.readable()?;
         state.statistics_read += 1;
-        let held = state.maps.policies.get(policy);
-        Ok(held.map(|held| state.counted(policy, held)))
+        let found = state.maps.policies.get(policy);
+        Ok(found.map(|found| state.counted(policy, found)))
     }
 
     fn fallbacks(&self, policy: &PolicyName) -> Result<[Fallback; 2], DatapathError> {

@@ -157,7 +157,7 @@ impl Handle {
 
     /// Sends a message that has no answer. Ignored if the engine has stopped.
     pub fn notify(&self, message: Message) {
-        let _stopped = self.messages.send(message);
+        let _ = self.messages.send(message);
     }
 
     /// The state after the last change. Never waits.

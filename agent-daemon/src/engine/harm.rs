@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_settings_begin_with_no_counts() {
+    fn changed_settings_reset_counts() {
         let (mut harms, begin) = (following(300), Instant::now());
         let clean = [(0, stats(0, 0)), (100, stats(1500, 0))];
         assert_eq!(noted(&mut harms, begin, &clean), (0, 0));

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use rto_agent_core::{
-    policy::{Cidr, HostFacts, PolicyName, differences::Differences},
+    policy::{Cidr, HostFacts, PolicyName, ProbeTarget, differences::Differences},
     wire::types::{VerifyAnswer, now_s},
 };
 use rto_agent_kernel::{datapath::left_set, kernel::facts::host_facts};
@@ -83,7 +83,7 @@ pub(super) fn consider_probe(engine: &mut Engine) {
             (jiffies != 0).then_some(u64::from(jiffies))
         };
         let host = &resolved.desired.host;
-        let target = resolved.set.probe_target_by(host, in_force);
+        let target = ProbeTarget::by(&resolved.set, host, in_force);
         let cgroup = &engine.kernel.options.cgroup;
         engine.probing.consider(cgroup, target);
     }

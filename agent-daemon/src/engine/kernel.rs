@@ -59,7 +59,7 @@ pub(super) struct ManagedKernel {
     pub(super) options: Options,
     pub(super) found: Found,
     /// What the maps hold, as last read or written.
-    pub(super) held: MapState,
+    pub(super) maps: MapState,
     /// Why the maps differ from the desired state, if they do.
     pub(super) out_of_sync: Option<String>,
     /// Changes of the maps by other processes, by kind.
@@ -71,7 +71,7 @@ pub(super) struct ManagedKernel {
     /// All maps were re-created since the last snapshot, and count from 0.
     pub(super) maps_are_new: bool,
     /// Maps without a program were left, because sockets' former options are still in them.
-    pub(super) kept: bool,
+    pub(super) has_left_maps: bool,
 }
 
 impl ManagedKernel {
@@ -99,7 +99,7 @@ impl ManagedKernel {
             shared,
             options: kernel.options().clone(),
             found: kernel.found(),
-            held: kernel.read()?,
+            maps: kernel.read()?,
             kernel: Some(kernel),
             is_frozen: is_draining,
             out_of_sync: None,
@@ -107,7 +107,7 @@ impl ManagedKernel {
             broken: Problem::default(),
             renewed: false,
             maps_are_new: false,
-            kept: false,
+            has_left_maps: false,
         };
         Ok((managed, is_draining))
     }
@@ -126,7 +126,7 @@ impl ManagedKernel {
     /// [`EngineError::is_refusal`] if there is no memory for them.
     pub(super) fn plan(&self, next: &Resolved) -> Result<Plan, EngineError> {
         progress::checkpoint()?;
-        let plan = Plan::between(&self.held, &next.maps);
+        let plan = Plan::between(&self.maps, &next.maps);
         progress::checkpoint()?;
         self.check_memory(&plan, next)?;
         Ok(plan)
@@ -134,7 +134,7 @@ impl ManagedKernel {
 
     /// Describes a plan, against the content `before`.
     pub(super) fn describe(&self, plan: &Plan, before: &MapState, next: &Resolved) -> Change {
-        let summary = if self.held == *before {
+        let summary = if self.maps == *before {
             ChangeSummary::of(plan, before, &next.maps)
         } else {
             ChangeSummary::between(before, &next.maps)
@@ -149,7 +149,7 @@ impl ManagedKernel {
     /// Writes a state that was in force before, or that the next start has found.
     pub(super) fn write(&mut self, next: &Resolved) -> Result<Change, EngineError> {
         let plan = self.plan(next)?;
-        let change = self.describe(&plan, &self.held, next);
+        let change = self.describe(&plan, &self.maps, next);
         self.apply(&plan, next)?;
         Ok(change)
     }
@@ -194,11 +194,11 @@ impl ManagedKernel {
             return Ok(());
         };
         self.shared.begin();
-        let cause = match kernel.apply(next.room(), &self.held, plan, &next.maps) {
+        let cause = match kernel.apply(next.room(), &self.maps, plan, &next.maps) {
             Ok(renewed) => {
                 debug!(written = ?begin.elapsed(), "maps written");
                 self.renewed |= renewed;
-                self.held.clone_from(&next.maps);
+                self.maps.clone_from(&next.maps);
                 self.out_of_sync = None;
                 self.options.max_entries = room;
                 return Ok(());
@@ -213,8 +213,8 @@ impl ManagedKernel {
         };
         error!("{cause}; rolling back");
         let undone = kernel.read().and_then(|actual| {
-            let back = Plan::between(&actual, &self.held);
-            kernel.apply(0, &actual, &back, &self.held)
+            let back = Plan::between(&actual, &self.maps);
+            kernel.apply(0, &actual, &back, &self.maps)
         });
         match undone {
             Ok(renewed) => {
@@ -226,15 +226,17 @@ impl ManagedKernel {
                     "the kernel's maps are out of sync: {cause}; the rollback failed as well: \
                      {undo}"
                 ));
-                let held = match kernel.read() {
+                let state = match kernel.read() {
                     Ok(actual) => {
-                        let text = held(&ChangeSummary::between(&self.held, &actual));
-                        self.held = actual;
+                        let text = maps_after_failed_rollback(&ChangeSummary::between(
+                            &self.maps, &actual,
+                        ));
+                        self.maps = actual;
                         text
                     }
                     Err(_) => "the kernel's maps cannot be read".to_owned(),
                 };
-                Err(EngineError::OutOfSync { cause, undo, held })
+                Err(EngineError::OutOfSync { cause, undo, state })
             }
         }
     }
@@ -270,11 +272,11 @@ impl ManagedKernel {
     fn reopen(&mut self) -> Result<(), EngineError> {
         self.shared.begin();
         let kernel = (self.open)(self.options.clone())?;
-        self.held = kernel.read()?;
+        self.maps = kernel.read()?;
         self.renewed = true;
         self.maps_are_new |= matches!(kernel.found(), Found::Nothing | Found::Replaced);
         self.kernel = Some(kernel);
-        self.kept = false;
+        self.has_left_maps = false;
         Ok(())
     }
 
@@ -286,20 +288,20 @@ impl ManagedKernel {
         };
         let compared = compare(kernel.reader().as_ref(), &resolved.maps, Part::ALL);
         let read = compared.and_then(|Comparison { differences, .. }| {
-            let held = (!differences.is_empty())
+            let found = (!differences.is_empty())
                 .then(|| kernel.read())
                 .transpose()?;
-            Ok((differences, held))
+            Ok((differences, found))
         });
         match read {
             Ok((differences, None)) => {
                 self.out_of_sync = None;
                 // Both tables are equal now: shares one, to save memory.
-                self.held.clone_from(&resolved.maps);
+                self.maps.clone_from(&resolved.maps);
                 differences
             }
-            Ok((differences, Some(held))) => {
-                self.held = held;
+            Ok((differences, Some(found))) => {
+                self.maps = found;
                 if self.out_of_sync.is_none() {
                     for (kind, count) in &differences.counts {
                         *self.differences.entry(kind.clone()).or_default() += count;
@@ -385,8 +387,7 @@ impl ManagedKernel {
             && let Some(kernel) = self.writer()
         {
             kernel.restore_tables()?;
-            let held = kernel.read()?;
-            self.held = held;
+            self.maps = kernel.read()?;
         }
         self.write(resolved)
     }
@@ -432,7 +433,7 @@ impl ManagedKernel {
     /// All sockets are restored: the maps follow changes again.
     pub(super) fn restored(&mut self, resolved: &Resolved) -> Result<(), DatapathError> {
         self.is_frozen = false;
-        if self.kept {
+        if self.has_left_maps {
             self.detach()?;
         }
         self.resume(resolved);
@@ -445,14 +446,14 @@ impl ManagedKernel {
         self.forget();
         self.kernel = None;
         self.is_frozen = false;
-        self.kept = true;
+        self.has_left_maps = true;
         self.options.pin_dir.clone()
     }
 
     /// Removes everything from the kernel.
     pub(super) fn detach(&mut self) -> Result<Removed, DatapathError> {
         self.forget();
-        self.kept = false;
+        self.has_left_maps = false;
         match self.kernel.take() {
             Some(kernel) => {
                 self.shared.begin();
@@ -464,7 +465,7 @@ impl ManagedKernel {
 
     /// Clears the state of a kernel that is no longer managed.
     fn forget(&mut self) {
-        self.held = MapState::default();
+        self.maps = MapState::default();
         self.out_of_sync = None;
         self.broken = Problem::default();
     }
@@ -497,7 +498,7 @@ impl ManagedKernel {
 }
 
 /// Describes the maps' content after a failed rollback, as differences from the previous state.
-fn held(differs: &ChangeSummary) -> String {
+fn maps_after_failed_rollback(differs: &ChangeSummary) -> String {
     let ChangeSummary {
         added,
         changed,

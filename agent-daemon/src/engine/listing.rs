@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pieces_are_a_list() {
+    fn list_pieces_form_one_json_list() {
         for count in [0, 1, 5000] {
             let snapshot = snapshot(count);
             let third: Cidr = "0.0.3.0/24".parse().unwrap();
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn list_ends_when_its_reader_does() {
+    fn list_ends_with_its_reader() {
         let mut pieces = 0;
         let take = |_| {
             pieces += 1;

@@ -62,7 +62,7 @@ mod tests {
     use crate::engine::desired::tests::desired;
 
     #[test]
-    fn fifty_notes_and_the_number_of_the_others() {
+    fn notes_are_limited_to_fifty() {
         for count in [0, 1, SHOWN, SHOWN + 1, 3 * SHOWN] {
             let mut notes = Notes::default();
             for n in 0..count {
@@ -83,16 +83,16 @@ mod tests {
              [policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.1.0.0/16\"]\n",
         );
         let entries = &desired.files.config.set.entries;
-        let said = |cidr: &str| {
+        let note = |cidr: &str| {
             let mut notes = Notes::default();
             notes.add_taken(entries, &[cidr.parse().unwrap()], &"near".parse().unwrap());
             notes.end().join("\n")
         };
-        assert_eq!(said("10.2.0.0/16"), "10.2.0.0/16 was in policy far");
+        assert_eq!(note("10.2.0.0/16"), "10.2.0.0/16 was in policy far");
         let taken = "10.3.0.0/16 now overrides 10.0.0.0/8, which is in policy far";
-        assert_eq!(said("10.3.0.0/16"), taken);
+        assert_eq!(note("10.3.0.0/16"), taken);
         for others in ["10.1.0.0/16", "10.1.2.0/24", "192.0.2.0/24"] {
-            assert_eq!(said(others), "");
+            assert_eq!(note(others), "");
         }
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn walk(
     } else {
         Mode::Apply
     };
-    engine.begin_walk(mode, &Cause::asked(by))
+    engine.begin_walk(mode, &Cause::request(by))
 }
 
 /// `rto-agent watch`.

@@ -1,7 +1,7 @@
 //! Reads, checks and applies the configuration files.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -9,7 +9,7 @@ use std::{
 use rto_agent_core::{
     config::{AgentConfig, Files},
     policy::{
-        Cidr, Policy, PolicyName, PolicySet, differences::Differences, plan::ChangeSummary,
+        Cidr, PolicySet, SETTINGS, differences::Differences, plan::ChangeSummary,
         units::format_duration,
     },
     progress::stepping,
@@ -38,7 +38,7 @@ const RECENTLY: Duration = Duration::from_mins(1);
 const COMPARED_AT_ONCE: usize = 65_536;
 
 /// Reads the files again, and logs the result.
-pub(super) fn reload_asked(
+pub(super) fn reload_requested(
     engine: &mut Engine,
     request: &ReloadRequest,
     cause: &Cause,
@@ -65,13 +65,13 @@ pub(super) fn files_changed(engine: &mut Engine) {
     match engine.files.read() {
         Ok(files) if Some(files.fingerprint()) == engine.files.fingerprint => {}
         Ok(files) => {
-            let _logged = reload(engine, files, false, &Source::File.into());
+            let _ = reload(engine, files, false, &Source::File.into()); // it has been logged
             memory::trim_heap();
         }
         // The files are checked every half minute: known errors are not logged again.
         Err(e) if engine.files.last_reload.errors == [e.to_string()] => {}
         Err(e) => {
-            let _logged = unread(engine, e, &Source::File.into());
+            let _ = unread(engine, e, &Source::File.into()); // it has been logged
         }
     }
 }
@@ -299,34 +299,26 @@ fn difference(before: &Resolved, next: &Resolved) -> Vec<String> {
     let names: BTreeSet<_> = old.keys().chain(new.keys()).collect();
     let mut policies = Notes::default();
     for name in names {
-        let settings = |policies: &BTreeMap<PolicyName, Policy>| {
-            let policy = policies.get(name)?;
-            let value = serde_json::to_value(&policy.settings).ok()?;
-            let mut object = value.as_object()?.clone();
-            object.retain(|key, value| key != "force" || *value != false);
-            Some(object)
-        };
-        let value = |value: &serde_json::Value| {
-            value
-                .as_str()
-                .map_or_else(|| value.to_string(), str::to_owned)
-        };
-        match (settings(old), settings(new)) {
+        match (old.get(name), new.get(name)) {
             (Some(_), None) => policies.push(|| format!("- policy {name}")),
             (None, Some(new)) => policies.push(|| {
-                let new = new.iter().map(|(key, new)| format!("{key} {}", value(new)));
-                format!("+ policy {name}: {}", new.collect::<Vec<_>>().join(", "))
+                let given = SETTINGS.iter().filter_map(|setting| {
+                    Some(format!(
+                        "{} {}",
+                        setting.key.name,
+                        (setting.text)(&new.settings)?
+                    ))
+                });
+                format!("+ policy {name}: {}", given.collect::<Vec<_>>().join(", "))
             }),
-            (Some(old), Some(new)) if old != new => policies.push(|| {
-                let keys: BTreeSet<_> = old.keys().chain(new.keys()).collect();
-                let differ = keys
-                    .into_iter()
-                    .filter(|key| old.get(*key) != new.get(*key));
-                let shown = |settings: &serde_json::Map<_, _>, key| {
-                    settings.get(key).map_or("(none)".to_owned(), value)
-                };
-                let changes =
-                    differ.map(|key| format!("{key} {} -> {}", shown(&old, key), shown(&new, key)));
+            (Some(old), Some(new)) if old.settings != new.settings => policies.push(|| {
+                let changes = SETTINGS.iter().filter_map(|setting| {
+                    let [old, new] = [old, new].map(|policy| (setting.text)(&policy.settings));
+                    let text =
+                        |value: &Option<String>| value.clone().unwrap_or("(none)".to_owned());
+                    let (from, to) = (text(&old), text(&new));
+                    (old != new).then(|| format!("{} {from} -> {to}", setting.key.name))
+                });
                 format!(
                     "~ policy {name}: {}",
                     changes.collect::<Vec<_>>().join(", ")

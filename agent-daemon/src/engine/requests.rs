@@ -3,8 +3,10 @@
 use rto_agent_core::{
     config::{Config, save},
     policy::{
-        Cidr, Location, PolicyName, Settings,
-        compile::{check_is_counted, check_prefix_width, short_for_width, uncounted_holdout},
+        Cidr, Location, PolicyName, Settings, Terms,
+        compile::{
+            SettingError, check_is_counted, check_prefix_width, short_for_width, uncounted_holdout,
+        },
     },
     printable,
     progress::stepping,
@@ -38,11 +40,16 @@ pub(super) fn add(
     let ttl = request.ttl.as_deref().map(parse_ttl).transpose();
     let ttl = ttl.map_err(|e| EngineError::Refused(format!("--ttl {e}")))?;
     let (name, settings) = policy_for(engine.desired(), &request)?;
+    let terms = match request.settings {
+        Some(_) => Terms::Options,
+        None => Terms::File,
+    };
+    let refusal = |error: SettingError| EngineError::Refused(error.text(terms));
     for cidr in &cidrs {
-        check_prefix_width(cidr, &settings).map_err(|e| EngineError::Refused(e.to_string()))?;
+        check_prefix_width(cidr, &settings).map_err(refusal)?;
     }
     if !engine.config.config.agent.statistics {
-        check_is_counted(&settings).map_err(|e| EngineError::Refused(e.to_string()))?;
+        check_is_counted(&settings).map_err(refusal)?;
     }
     verify_entries(engine, &cidrs, &name);
     let mut taken = Notes::default();
@@ -74,17 +81,23 @@ pub(super) fn add(
         let desired = engine.desired();
         let lifetimes_changed = desired.runtime.other_expiries(&cidrs, expires_ms);
         let next = desired.with_entries(&cidrs, &entry, &settings);
-        let change = engine.change(&next, &Persist::Runtime, &Cause::done("add", by))?;
+        let change = engine.change(&next, &Persist::Runtime, &Cause::done("add", by));
+        let change = change.map_err(|error| in_terms(error, &name, terms))?;
         let compiled = engine.resolved.policies.get(&name);
-        let mut notes = compiled.map_or_else(Vec::new, |compiled| compiled.warnings.clone());
-        notes.extend(
+        let warnings = compiled.into_iter().flat_map(|compiled| &compiled.warnings);
+        let mut notes: Vec<_> = warnings.map(|text| text.text(terms).to_owned()).collect();
+        let others = [
             cidrs
                 .iter()
                 .find_map(|cidr| short_for_width(cidr, &settings)),
+            uncounted_holdout(&settings).filter(|_| !engine.config.config.agent.statistics),
+        ];
+        notes.extend(
+            others
+                .iter()
+                .flatten()
+                .map(|text| text.text(terms).to_owned()),
         );
-        if !engine.config.config.agent.statistics {
-            notes.extend(uncounted_holdout(&settings));
-        }
         let mut overrides = Notes::default();
         for cidr in stepping(&cidrs) {
             if let Some(at) = location_in_files(engine.desired(), cidr) {
@@ -218,6 +231,20 @@ fn save(
     Ok(answer)
 }
 
+/// The error of an `add`. The user of options does not know the name that their policy gets.
+fn in_terms(error: EngineError, name: &PolicyName, terms: Terms) -> EngineError {
+    match error {
+        EngineError::Policies(errors) if terms == Terms::Options => {
+            let lines = errors.iter().map(|error| match error.policy == *name {
+                true => error.error.text(terms),
+                false => error.to_string(),
+            });
+            EngineError::Refused(lines.collect::<Vec<_>>().join("\n"))
+        }
+        other => other,
+    }
+}
+
 /// The memory that an `add` of these CIDRs needs.
 fn need_of(runtime: &RuntimeEntries, cidrs: &[Cidr]) -> Need {
     let added = stepping(cidrs).filter(|cidr| runtime.get(cidr).is_none());
@@ -325,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_of_one_policy() {
+    fn add_takes_one_policy_or_settings() {
         let desired = desired(NEAR);
         let settings = Settings {
             delack_max: Some(std::time::Duration::from_millis(8)),

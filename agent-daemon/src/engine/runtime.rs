@@ -17,12 +17,13 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "Unchecked")]
 pub struct RuntimeEntries {
     pub(super) entries: BTreeMap<Cidr, RuntimeEntry>,
-    /// Last known settings of every policy that `entries` or `departed` names: they outlive the
+    /// Last known settings of every policy that `entries` or `retired` names: they outlive the
     /// policy's file.
     pub(super) policies: BTreeMap<PolicyName, Settings>,
     /// Policies that the files no longer have, and until when they are kept (CLOCK_BOOTTIME,
     /// milliseconds).
-    pub(super) departed: BTreeMap<PolicyName, u64>,
+    #[serde(rename = "departed")]
+    pub(super) retired: BTreeMap<PolicyName, u64>,
     /// Entries of the files that are masked.
     pub(super) masked: BTreeSet<Cidr>,
 }
@@ -33,7 +34,8 @@ pub struct RuntimeEntries {
 struct Unchecked {
     entries: BTreeMap<Cidr, RuntimeEntry>,
     policies: BTreeMap<PolicyName, Settings>,
-    departed: BTreeMap<PolicyName, u64>,
+    #[serde(rename = "departed")]
+    retired: BTreeMap<PolicyName, u64>,
     masked: BTreeSet<Cidr>,
 }
 
@@ -44,7 +46,7 @@ impl TryFrom<Unchecked> for RuntimeEntries {
         let Unchecked {
             mut entries,
             policies,
-            departed,
+            retired,
             masked,
         } = saved;
         for (cidr, entry) in &mut entries {
@@ -57,7 +59,7 @@ impl TryFrom<Unchecked> for RuntimeEntries {
         Ok(Self {
             entries,
             policies,
-            departed,
+            retired,
             masked,
         })
     }
@@ -100,17 +102,17 @@ pub enum Override {
 
 /// How long a policy that left the files is kept, with its counters, learnt values and proven harm,
 /// in milliseconds.
-const DEPARTED_MS: u64 = 10 * 60 * 1000;
+const RETIRED_MS: u64 = 10 * 60 * 1000;
 
 impl RuntimeEntries {
-    /// Keeps policies that have left the files, without entries, for `DEPARTED_MS`.
-    pub fn keep_departed(&mut self, before: &PolicySet, now: &PolicySet, now_ms: u64) {
-        self.departed
+    /// Keeps policies that have left the files, without entries, for `RETIRED_MS`.
+    pub fn keep_retired(&mut self, before: &PolicySet, now: &PolicySet, now_ms: u64) {
+        self.retired
             .retain(|name, _| !now.policies.contains_key(name));
         let gone = before.policies.iter();
         for (name, policy) in gone.filter(|(name, _)| !now.policies.contains_key(*name)) {
             self.policies.insert(name.clone(), policy.settings.clone());
-            self.departed.insert(name.clone(), now_ms + DEPARTED_MS);
+            self.retired.insert(name.clone(), now_ms + RETIRED_MS);
         }
         self.forget_unused();
     }
@@ -191,7 +193,7 @@ impl RuntimeEntries {
         *self == Self::default()
     }
 
-    /// Removes expired entries and departed policies, and returns the expired CIDRs.
+    /// Removes expired entries and retired policies, and returns the expired CIDRs.
     pub fn expire(&mut self, now_ms: u64) -> Vec<Cidr> {
         let gone: Vec<Cidr> = self
             .entries
@@ -202,7 +204,7 @@ impl RuntimeEntries {
         for cidr in &gone {
             self.entries.remove(cidr);
         }
-        self.departed.retain(|_, end| *end > now_ms);
+        self.retired.retain(|_, end| *end > now_ms);
         self.forget_unused();
         gone
     }
@@ -213,11 +215,11 @@ impl RuntimeEntries {
         self.get(cidr).is_some_and(|entry| entry.is_over(now_ms))
     }
 
-    /// When the next entry or departed policy expires.
+    /// When the next entry or retired policy expires.
     #[must_use]
     pub fn next_expiry_ms(&self) -> Option<u64> {
         let entries = self.entries.values().filter_map(|e| e.expires_ms);
-        entries.chain(self.departed.values().copied()).min()
+        entries.chain(self.retired.values().copied()).min()
     }
 
     /// The last known settings of a policy that a runtime entry names.
@@ -260,10 +262,10 @@ impl RuntimeEntries {
         }
     }
 
-    /// Forgets policies that no entry names, except departed ones.
+    /// Forgets policies that no entry names, except retired ones.
     pub fn forget_unused(&mut self) {
         let used = self.entries.values().map(|e| &e.policy);
-        let used: BTreeSet<&PolicyName> = used.chain(self.departed.keys()).collect();
+        let used: BTreeSet<&PolicyName> = used.chain(self.retired.keys()).collect();
         self.policies.retain(|name, _| used.contains(name));
     }
 }
@@ -315,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_nothing_to_remove_where_there_is_no_entry() {
+    fn missing_entry_is_not_removed() {
         let mut runtime = RuntimeEntries::default();
         assert_eq!(runtime.remove(&cidr("11.0.0.0/8"), &files()), None);
         assert!(runtime.masked().is_empty() && runtime.is_empty());
@@ -327,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_count_by_family_and_by_their_end() {
+    fn entries_are_counted_by_family_and_expiry() {
         let mut runtime = RuntimeEntries::default();
         let cidrs = ["10.1.0.0/16", "10.2.0.0/16", "fd00::/48"].map(cidr);
         runtime.add(&cidrs, &entry("mine", Some(7)), &settings(100));
@@ -344,7 +346,7 @@ mod tests {
 
     /// An attacker needs 0.2 s to find settings whose name has the same 32 bits.
     #[test]
-    fn file_with_name_made_of_settings_takes_nothing_over() {
+    fn generated_name_in_file_does_not_replace_runtime_policy() {
         let own = PolicyName::for_settings(&settings(100), |_| false);
         let mut runtime = RuntimeEntries::default();
         let entry = |policy: &PolicyName| entry(policy.as_str(), None);
@@ -373,16 +375,16 @@ mod tests {
         let near: PolicyName = "near".parse().unwrap();
         let (with, without) = (files(), PolicySet::default());
         let mut runtime = RuntimeEntries::default();
-        runtime.keep_departed(&with, &without, 1000);
+        runtime.keep_retired(&with, &without, 1000);
         let set = overlay(&runtime, without.clone());
         assert!(set.policies.contains_key(&near) && set.entries.is_empty());
         assert!(!runtime.is_empty());
         assert_eq!(runtime.next_expiry_ms(), Some(601_000));
         // Another reload does not extend the period, and the policy's return ends it.
-        runtime.keep_departed(&without, &without, 2000);
+        runtime.keep_retired(&without, &without, 2000);
         assert_eq!(runtime.next_expiry_ms(), Some(601_000));
         let mut back = runtime.clone();
-        back.keep_departed(&without, &with, 3000);
+        back.keep_retired(&without, &with, 3000);
         assert_eq!(back, RuntimeEntries::default());
         runtime.expire(600_999);
         assert!(
@@ -395,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn expiry_takes_what_is_due() {
+    fn expire_removes_due_entries() {
         let mut runtime = RuntimeEntries::default();
         runtime.add(
             &[cidr("10.1.0.0/16")],

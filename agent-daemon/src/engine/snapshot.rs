@@ -429,7 +429,7 @@ impl Shared {
         }
         if locked(&self.counted).is_none() {
             // Serves readers during the next change. An error is returned to the next client.
-            let _kept = snapshot.stats();
+            let _ = snapshot.stats();
         }
     }
 }

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn status_line_for_the_service_manager() {
+    fn service_manager_gets_one_line_status() {
         let line = |change: fn(&mut Health)| status_line(&with(change));
         assert_eq!(line(|_| {}), "3 entries of 1 policy active");
         let broken = line(|health| health.problems = vec!["out of sync".to_owned()]);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_files_and_of_run_time_are_told_apart() {
+    fn entries_are_counted_by_source() {
         let entries = entries_of(&snapshot());
         let families = |view: &FamilyCounts| (view.ipv4, view.ipv6);
         assert_eq!(families(&entries.file), (1, 1));
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn bad_file_leaves_the_last_good_in_force() {
-        let told = |in_sync, kept_at_s| {
+        let text = |in_sync, kept_at_s| {
             let snapshot = with(|health| {
                 health.in_sync = in_sync;
                 health.last_reload.ok = false;
@@ -308,21 +308,21 @@ mod tests {
             });
             problems(&snapshot, &snapshot.attachment()).pop().unwrap()
         };
-        assert!(told(true, None).ends_with("; the last good configuration is active"));
+        assert!(text(true, None).ends_with("; the last good configuration is active"));
         assert!(
-            told(true, Some(1))
+            text(true, Some(1))
                 .ends_with("; the last good configuration, saved on disk, is active")
         );
         for kept_at_s in [None, Some(1)] {
             assert_eq!(
-                told(false, kept_at_s),
+                text(false, kept_at_s),
                 "the configuration was rejected (start)"
             );
         }
     }
 
     #[test]
-    fn programs_of_others_and_walks_are_told_where_there_are_any() {
+    fn status_counts_foreign_programs() {
         let snapshot = with(|health| health.programs = vec![7, 8]);
         let status = status(&snapshot);
         assert_eq!(status.foreign_programs, 2);

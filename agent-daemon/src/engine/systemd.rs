@@ -27,14 +27,14 @@ use super::handle::Handle;
 #[derive(Default)]
 pub(super) struct Systemd {
     /// The last status sent: only changes are sent.
-    told: String,
+    status: String,
     /// READY=1 could not be sent, and is sent with the next status.
     owes_ready: bool,
 }
 
 impl Systemd {
     pub(super) fn ready(&mut self, status: &str) {
-        status.clone_into(&mut self.told);
+        status.clone_into(&mut self.status);
         self.reloaded();
         forget_handed_over();
     }
@@ -49,12 +49,12 @@ impl Systemd {
     }
 
     pub(super) fn reloaded(&mut self) {
-        self.owes_ready = !send(&[NotifyState::Ready, NotifyState::Status(&self.told)]);
+        self.owes_ready = !send(&[NotifyState::Ready, NotifyState::Status(&self.status)]);
     }
 
     pub(super) fn status(&mut self, status: &str) {
-        let is_new = self.told != status;
-        status.clone_into(&mut self.told);
+        let is_new = self.status != status;
+        status.clone_into(&mut self.status);
         if self.owes_ready {
             self.reloaded();
         } else if is_new {
@@ -347,7 +347,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn steps_end_a_stall_and_time_does_not() {
+    fn stall_ends_with_a_step_only() {
         let begin = Instant::now();
         let mut stall = Stall::new(begin);
         // However long the operation takes.
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn message_to_a_socket_that_is_not_read_is_given_up() {
+    fn notify_gives_up_on_unread_socket() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notify");
         let receiver = UnixDatagram::bind(&path).unwrap();

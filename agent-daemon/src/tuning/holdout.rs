@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn another_share_starts_again() {
+    fn changed_holdout_share_resets_counts() {
         let mut holdout = started();
         look(&mut holdout, 0, &arms((0, 0), (0, 0)));
         look(&mut holdout, 20, &arms((100, 1), (100, 1)));
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn restart_keeps_counts_and_leaves_out_the_pause() {
+    fn restart_keeps_counts_without_pause() {
         let mut holdout = started();
         look(&mut holdout, 0, &arms((0, 0), (0, 0)));
         look(&mut holdout, 20, &arms((100, 1), (100, 1)));
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn average_under_way_is_that_of_good_attempts() {
+    fn average_in_flight_counts_good_attempts_only() {
         let mut active = Statistics::default();
         // 100 of 320 to 384 ms in a second, and some late ones.
         active.path_rtt.buckets[bucket_of(350_000)] = 100;
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn estimates_have_two_digits() {
+    fn needed_attempts_are_rounded_to_two_digits() {
         let texts = [0, 7, 99, 101, 12_345].map(rounded);
         assert_eq!(texts, [0, 7, 99, 110, 13_000]);
     }

@@ -13,10 +13,10 @@ use rto_agent_core::{
     wire::{
         events::{TunedEvent, VerdictEvent},
         stats::ArmStatistics,
-        tune::TuneAction,
+        tune::{TuneAction, TunedPolicy},
     },
 };
-use rto_model::tune::tuner::Transition;
+use rto_model::tune::tuner::{Growth, Transition};
 
 use self::{
     holdout::Holdout,
@@ -226,6 +226,86 @@ impl Tuning {
         }
     }
 
+    /// Resumes the stored state of these policies; returns the resulting decisions.
+    pub fn restore(
+        &mut self,
+        mut stored: Stored<'_>,
+        boot_id: &str,
+        now: Moment,
+        policies: &Policies<'_>,
+        host: &HostFacts,
+    ) -> Vec<TunedEvent> {
+        let is_same_boot = stored.is_of(boot_id);
+        let mut all = Vec::new();
+        for (name, settings) in policies {
+            let Some(state) = stored.take(name) else {
+                continue;
+            };
+            let Some(spec) = self.spec(name, settings, host, state.holdout.as_ref()) else {
+                continue;
+            };
+            let mut policy = PolicyTuning::new(spec, state);
+            if !is_same_boot {
+                policy.begin_again();
+            }
+            self.policies.insert((*name).clone(), policy);
+            // Decided before the values are applied, as a value may be older than the memory.
+            let step = |policy: &mut PolicyTuning| {
+                policy.each(|timer| timer.tuner.step(now.tuner_ms, &Growth::default()))
+            };
+            all.extend(self.decide(now, name, step));
+        }
+        self.follow(policies, host);
+        all
+    }
+
+    /// The state to store.
+    #[must_use]
+    pub fn stored<'a>(&'a self, boot_id: &'a str, at: Moment) -> Stored<'a> {
+        Stored::of(&self.policies, boot_id, at)
+    }
+
+    /// Whether there were transitions since the last [`Tuning::was_stored`].
+    #[must_use]
+    pub const fn has_changed(&self) -> bool {
+        self.has_changed
+    }
+
+    /// Whether counters on which decisions depend have grown since the last [`Tuning::was_stored`].
+    #[must_use]
+    pub fn has_grown(&self) -> bool {
+        let mut policies = self.policies.values();
+        policies.any(|policy| policy.has_grown && policy.acts())
+    }
+
+    /// The state has been stored.
+    pub fn was_stored(&mut self) {
+        self.has_changed = false;
+        for policy in self.policies.values_mut() {
+            policy.has_grown = false;
+        }
+    }
+
+    /// Views of all policies. `in_force`: the decisions that were applied.
+    #[must_use]
+    pub fn view(&self, now: Moment, in_force: &Adjustments) -> BTreeMap<PolicyName, TunedPolicy> {
+        self.view_of(self.policies.keys(), now, in_force).collect()
+    }
+
+    /// Views of these policies, if they are watched.
+    pub fn view_of<'a>(
+        &self,
+        names: impl Iterator<Item = &'a PolicyName>,
+        now: Moment,
+        in_force: &Adjustments,
+    ) -> impl Iterator<Item = (PolicyName, TunedPolicy)> {
+        names.filter_map(move |name| {
+            let fallback = in_force.get(name).is_some_and(|adjustment| adjustment.harm);
+            let policy = self.policies.get(name)?;
+            Some((name.clone(), view::policy(policy, now, fallback)))
+        })
+    }
+
     fn decide(
         &mut self,
         now: Moment,
@@ -238,7 +318,7 @@ impl Tuning {
             .into_iter()
             .map(|(timer, transition)| TunedEvent {
                 policy: name.clone(),
-                transition: timer.transition(transition, now),
+                transition: view::transition(timer, transition, now),
             });
         events.collect()
     }

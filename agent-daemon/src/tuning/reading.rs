@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_what_came_since() {
+    fn growth_counts_since_last_reading() {
         let (first, second) = (
             reading(5, &[(10_000, 4)]),
             reading(8, &[(10_000, 6), (90_000, 1)]),
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_that_went_back_have_no_growth() {
+    fn decreased_counters_have_no_growth() {
         let first = reading(5, &[(10_000, 4)]);
         assert_eq!(reading(4, &[(10_000, 4)]).since(&first), None);
         // As many samples in total, in another bucket.

@@ -13,7 +13,7 @@ struct Bed {
     fallbacks: [Fallback; 2],
     outage: bool,
     now_ms: u64,
-    told: Vec<TunedEvent>,
+    events: Vec<TunedEvent>,
 }
 
 fn name() -> PolicyName {
@@ -41,7 +41,7 @@ impl Bed {
             fallbacks: Default::default(),
             outage: false,
             now_ms: 1_700_000_000_000,
-            told: Vec::new(),
+            events: Vec::new(),
         };
         bed.follow(toml);
         // Earlier counts have no time, so the first reading only sets the baseline.
@@ -80,10 +80,10 @@ impl Bed {
     fn step(&mut self) {
         self.now_ms += 1000;
         let (now, fallbacks, outage) = (self.now(), self.fallbacks, self.outage);
-        let told = self
+        let events = self
             .tuning
             .step(now, &name(), &self.statistics, fallbacks, outage);
-        self.told.extend(told);
+        self.events.extend(events);
     }
 
     /// Counts active connections with this path RTT for some seconds, with one step per second.
@@ -120,9 +120,9 @@ impl Bed {
 
     fn causes(&self) -> Vec<&str> {
         let causes = self
-            .told
+            .events
             .iter()
-            .map(|told| told.transition.transition.cause.name());
+            .map(|event| event.transition.transition.cause.name());
         causes.collect()
     }
 
@@ -155,8 +155,8 @@ impl Bed {
         let policies = BTreeMap::from([(&name, &self.settings)]);
         let now = self.now();
         self.tuning = Tuning::default();
-        let told = self.tuning.restore(stored, boot, now, &policies, &HOST);
-        self.told.extend(told);
+        let events = self.tuning.restore(stored, boot, now, &policies, &HOST);
+        self.events.extend(events);
     }
 }
 
@@ -177,13 +177,13 @@ fn begun(epoch: u32) -> Fallback {
 fn settled() -> Bed {
     let mut bed = Bed::new(AUTO);
     bed.run(700, 9_000, 50);
-    assert_eq!(bed.value_ms(), Some(24), "{:?}", bed.told);
-    bed.told.clear();
+    assert_eq!(bed.value_ms(), Some(24), "{:?}", bed.events);
+    bed.events.clear();
     bed
 }
 
 #[test]
-fn a_value_after_three_hundred_samples() {
+fn value_is_learnt_after_300_samples() {
     let mut bed = Bed::new(AUTO);
     assert_eq!(interval_ms(&bed), Some(TICK_MS));
     bed.run(5, 9_000, 50);
@@ -197,7 +197,7 @@ fn a_value_after_three_hundred_samples() {
         rto_agent_core::policy::InitialRto::default()
     );
     assert_eq!(bed.causes(), ["enough-samples"]);
-    assert!(!bed.told[0].transition.is_warning());
+    assert!(!bed.events[0].transition.is_warning());
     bed.run(60, 9_000, 50);
     assert_eq!(bed.value_ms(), Some(24));
     assert_eq!(bed.adjustment().active.epoch, 2);
@@ -209,16 +209,20 @@ fn longer_path_raises_the_value_once_or_falls_back() {
     // At 6 a second, the value is raised before the fallback begins.
     bed.run(2, 140_000, 6);
     assert_eq!(bed.causes(), ["want-higher"]);
-    assert!(bed.value_ms().is_some_and(|ms| ms >= 280), "{:?}", bed.told);
-    assert!(!bed.told[0].transition.is_warning());
+    assert!(
+        bed.value_ms().is_some_and(|ms| ms >= 280),
+        "{:?}",
+        bed.events
+    );
+    assert!(!bed.events[0].transition.is_warning());
     bed.run(60, 140_000, 50);
     assert_eq!(bed.causes().len(), 1);
     let mut busy = settled();
     busy.run(1, 140_000, 50);
     assert_eq!((busy.causes(), busy.value_ms()), (vec!["spurious"], None));
-    let counts = busy.told[0].transition.transition.evidence.counts;
+    let counts = busy.events[0].transition.transition.evidence.counts;
     assert_eq!(counts.spurious, 50);
-    assert!(busy.told[0].transition.is_warning());
+    assert!(busy.events[0].transition.is_warning());
     // Later transitions do not replace the alarm's evidence.
     busy.run(600, 140_000, 50);
     assert_eq!(busy.causes(), ["spurious", "hold-over"]);
@@ -245,7 +249,7 @@ fn outage_is_reported_until_a_connection_is_established() {
     bed.step();
     assert_eq!(state(&bed), ("active", Some(24_000)));
     assert_eq!(bed.causes(), ["outage", "established"]);
-    assert!(bed.told[0].transition.is_warning() && !bed.told[1].transition.is_warning());
+    assert!(bed.events[0].transition.is_warning() && !bed.events[1].transition.is_warning());
 }
 
 #[test]
@@ -253,11 +257,11 @@ fn restart_adds_counts_of_the_pause() {
     let mut bed = settled();
     let before = bed.adjustment();
     bed.restart(30_000, true);
-    assert_eq!((bed.adjustment(), bed.told.len()), (before, 0));
+    assert_eq!((bed.adjustment(), bed.events.len()), (before, 0));
     // The path gets longer while the daemon is stopped.
     bed.run(1, 140_000, 6);
     bed.run(1, 140_000, 6);
-    bed.told.clear();
+    bed.events.clear();
     bed.restart(30_000, true);
     assert!(bed.value_ms().is_some_and(|ms| ms >= 280));
 }
@@ -280,7 +284,7 @@ fn fallback_begun_while_daemon_was_away_is_followed() {
 }
 
 #[test]
-fn value_is_kept_over_a_boot_for_as_long_as_its_memory() {
+fn value_survives_boot_within_its_memory() {
     const HOUR_MS: u64 = 3_600_000;
     for (later_ms, same_boot, ms) in [
         (2 * HOUR_MS, true, Some(24)),
@@ -299,7 +303,7 @@ fn value_is_kept_over_a_boot_for_as_long_as_its_memory() {
 }
 
 #[test]
-fn a_time_of_day_that_went_back_is_no_time() {
+fn clock_set_back_does_not_turn_time_back() {
     let at = Moment {
         tuner_ms: 2_000_000,
         boottime_ms: 1,
@@ -336,7 +340,7 @@ fn guarded_value_is_off_in_fallback() {
     bed.run(700, 9_000, 50);
     let adjustment = bed.adjustment();
     assert_eq!(adjustment.active.timer, Timer::Configured);
-    assert_eq!((adjustment.active.epoch, bed.told.len()), (1, 0));
+    assert_eq!((adjustment.active.epoch, bed.events.len()), (1, 0));
     bed.run(1, 140_000, 50);
     assert_eq!(
         (bed.active(), bed.adjustment().active.epoch),
@@ -382,8 +386,8 @@ fn proven_harm_is_in_force_until_resumed_without_statistics_too() {
         let (name, settings) = (name(), settings(toml));
         let policies = BTreeMap::from([(&name, &settings)]);
         let stored = serde_json::from_str(&text).unwrap();
-        let told = tuning.restore(stored, "b", bed.now(), &policies, &HOST);
-        assert!(told.is_empty());
+        let events = tuning.restore(stored, "b", bed.now(), &policies, &HOST);
+        assert!(events.is_empty());
         // Nothing is read.
         assert_eq!((tuning.interval(), tuning.due(u64::MAX).count()), (None, 0));
         tuning.is_harm(&name)
@@ -396,7 +400,7 @@ fn proven_harm_is_in_force_until_resumed_without_statistics_too() {
 }
 
 #[test]
-fn other_settings_end_proven_harm_and_say_so() {
+fn changed_settings_end_restored_harm_with_event() {
     let toml = "initial_rto = '100ms'\nholdout = '50%'";
     let bed = Bed::new(toml);
     // Stored by an earlier run.
@@ -433,14 +437,14 @@ fn learnt_value_without_guard_has_no_epoch() {
         (Some(24), 0)
     );
     // It is raised all the same.
-    bed.told.clear();
+    bed.events.clear();
     bed.outage = true;
     bed.run(1, 140_000, 50);
     assert_eq!(bed.causes(), ["want-higher"]);
 }
 
 #[test]
-fn other_settings_are_followed_before_they_are_in_force() {
+fn adjustment_of_new_settings_is_previewed() {
     let mut bed = settled();
     // A value other than the tuner's current one.
     let name = name();
@@ -462,7 +466,7 @@ fn other_settings_are_followed_before_they_are_in_force() {
 }
 
 #[test]
-fn epochs_begin_after_those_of_a_state_that_was_lost() {
+fn epochs_continue_after_lost_state() {
     let mut bed = Bed::new(AUTO);
     bed.fallbacks[0] = begun(9);
     bed.run(7, 9_000, 50);
@@ -472,10 +476,10 @@ fn epochs_begin_after_those_of_a_state_that_was_lost() {
 }
 
 #[test]
-fn an_operator_freezes_resumes_and_resets() {
+fn operator_freezes_resumes_and_resets() {
     let mut bed = settled();
-    let told = bed.act(TuneAction::Freeze).unwrap();
-    assert_eq!(told.len(), 2);
+    let events = bed.act(TuneAction::Freeze).unwrap();
+    assert_eq!(events.len(), 2);
     assert_eq!(bed.adjustment(), Adjustment::default());
     assert!(bed.tuning.has_changed());
     bed.tuning.was_stored();
@@ -495,7 +499,7 @@ fn an_operator_freezes_resumes_and_resets() {
 }
 
 #[test]
-fn another_configured_value_ends_a_hold() {
+fn changed_configured_value_ends_hold() {
     let frozen = |toml: &str| {
         let mut bed = Bed::new(toml);
         bed.act(TuneAction::Freeze).unwrap();
@@ -549,7 +553,7 @@ fn idle_policy_is_read_by_turns_and_its_fallbacks_each_time() {
 
 /// The file of the maximum number of policies can be read back.
 #[test]
-fn the_largest_state_fits_in_its_file() {
+fn largest_tuning_state_fits_its_file() {
     let mut bed = Bed::new("initial_rto = 'auto'\nholdout = '5%'");
     for _ in 0..27 {
         // Each bucket has counts, and there are as many recent connections as are kept.

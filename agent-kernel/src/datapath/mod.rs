@@ -114,11 +114,11 @@ pub trait Kernel: Send {
 
 /// The directions (active, passive) whose fallbacks are reset when a slot gets this policy: those
 /// that had none so far ([`Policy::epochs`]), or both if the policy is new.
-pub fn fallbacks_begin(held: Option<&Policy>, next: &Policy) -> [bool; 2] {
-    let Some(held) = held else {
+pub fn fallbacks_begin(before: Option<&Policy>, next: &Policy) -> [bool; 2] {
+    let Some(before) = before else {
         return [true; 2];
     };
-    std::array::from_fn(|direction| held.epochs[direction] == 0 && next.epochs[direction] != 0)
+    std::array::from_fn(|direction| before.epochs[direction] == 0 && next.epochs[direction] != 0)
 }
 
 /// Reads the kernel on any thread, with separate handles. As long as it exists, the kernel keeps

@@ -206,12 +206,12 @@ pub(super) fn translated(id: u32) -> io::Result<Vec<u64>> {
     let program = open_program(id)?;
     let bytes = object_info::<ProgInfo>(program.as_fd())?.xlated_prog_len;
     let mut instructions = vec![0u64; bytes as usize / size_of::<u64>()];
-    let asked = ProgInfo {
+    let request = ProgInfo {
         xlated_prog_len: bytes,
         xlated_prog_insns: instructions.as_mut_ptr() as u64,
         ..ProgInfo::default()
     };
-    object_info_into(program.as_fd(), asked)?;
+    object_info_into(program.as_fd(), request)?;
     Ok(instructions)
 }
 

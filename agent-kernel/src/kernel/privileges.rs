@@ -90,14 +90,14 @@ fn keep(wanted: &[Capability]) -> io::Result<()> {
     // This clears the ambient set too: an ambient capability must be inheritable (capabilities(7)).
     for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
         let there = caps::read(None, set).map_err(io::Error::other)?;
-        let kept: CapsHashSet = there
+        let retained: CapsHashSet = there
             .iter()
             .filter(|cap| wanted.contains(cap))
             .copied()
             .collect();
         // Called only if needed, because a seccomp filter may refuse capset(2).
-        if kept != there {
-            caps::set(None, set, &kept).map_err(io::Error::other)?;
+        if retained != there {
+            caps::set(None, set, &retained).map_err(io::Error::other)?;
         }
     }
     Ok(())

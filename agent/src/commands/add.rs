@@ -4,11 +4,8 @@ use std::{process::ExitCode, time::Duration};
 
 use rto_agent_core::wire::types::{AddRequest, ChangeAnswer};
 
-use super::{flags, print, table};
-use crate::{
-    cli::Add,
-    client::{Client, ClientError},
-};
+use super::{print, table};
+use crate::{cli::Add, client::Client};
 
 pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
     let own_settings = args.settings.is_some();
@@ -20,19 +17,8 @@ pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
         save: args.save,
     };
     let answer = Client::new(&args.daemon.socket).post("/v1/entries", &request);
-    let mut answer: ChangeAnswer = answer.map_err(|error| match error {
-        // A message that quotes a file keeps the file's keys.
-        ClientError::Refused(text) if own_settings && !(args.save && text.contains('\n')) => {
-            ClientError::Refused(flags::flags_for_keys(&text))
-        }
-        other => other,
-    })?;
-    print(args.daemon.json, &answer.clone(), || {
-        if own_settings {
-            for note in &mut answer.notes {
-                *note = flags::flags_for_keys(note);
-            }
-        }
+    let answer: ChangeAnswer = answer?;
+    print(args.daemon.json, &answer, || {
         text(&answer, args.save, own_settings)
     })
 }

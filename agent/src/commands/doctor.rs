@@ -91,7 +91,7 @@ fn probe_timers(
     set: &PolicySet,
     host: &HostFacts,
 ) -> Option<Verdict> {
-    let target = set.probe_target(host)?;
+    let target = ProbeTarget::configured(set, host)?;
     // Uses the active entries, which can differ from the files: runtime entries, or edits since.
     let policy = pinned_policy(&agent.pin_dir, target.address)?;
     let jiffies = Some(policy.initial_rto_jiffies).filter(|jiffies| *jiffies != 0)?;

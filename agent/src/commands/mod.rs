@@ -19,7 +19,6 @@ mod detach;
 mod discover;
 mod doctor;
 mod explain;
-mod flags;
 mod generate;
 mod holdout;
 mod known_rtt;

@@ -98,7 +98,7 @@ fn configuration() -> Vec<Limit> {
             time(STALL_LIMIT),
             "the change is rejected; the last good configuration stays active; the files are read \
              again once the file system answers",
-            "engine::actor::tests::files_that_hang_are_an_error_and_the_last_good_ones_stay",
+            "engine::actor::tests::reload_of_hanging_files_fails_and_keeps_last_good",
         ),
         limit(
             "entries",

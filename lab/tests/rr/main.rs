@@ -36,14 +36,14 @@ impl Running {
     }
 
     /// Waits for a live line with this text (enabled by [`LIVE`]); returns the reader of further lines.
-    fn said(&mut self, wanted: &str) -> BufReader<ChildStderr> {
-        let mut said = BufReader::new(self.0.stderr.take().unwrap());
+    fn wait_for_line(&mut self, wanted: &str) -> BufReader<ChildStderr> {
+        let mut stderr = BufReader::new(self.0.stderr.take().unwrap());
         let mut line = String::new();
         while !line.contains(wanted) {
             line.clear();
-            assert!(said.read_line(&mut line).unwrap() > 0, "it has ended");
+            assert!(stderr.read_line(&mut line).unwrap() > 0, "it has ended");
         }
-        said
+        stderr
     }
 
     fn signal(&self, signal: Signal) {
@@ -61,12 +61,12 @@ impl Drop for Running {
 /// A server on a free port, its output, and its address.
 fn server(on: &str) -> (Running, BufReader<ChildStdout>, String) {
     let mut server = Running::start(&["--server", "--on", on]);
-    let mut said = BufReader::new(server.0.stdout.take().unwrap());
+    let mut text = BufReader::new(server.0.stdout.take().unwrap());
     let mut line = String::new();
-    said.read_line(&mut line).unwrap();
+    text.read_line(&mut line).unwrap();
     let to = line.trim().strip_prefix("listening on ").unwrap();
     let to = to.to_owned();
-    (server, said, to)
+    (server, text, to)
 }
 
 fn rto_lab(args: &[&str]) -> Command {
@@ -92,7 +92,7 @@ fn measured(to: &str, args: &[&str], status: i32) -> (Value, String) {
 
 #[test]
 fn rr_counts_histograms_and_tcp_info() {
-    let (server, mut said, to) = server("127.0.0.1:0");
+    let (server, mut stdout, to) = server("127.0.0.1:0");
     let args = ["--count", "50", "--connections", "3", "--pause", "2ms"];
     let sizes = ["--request", "100", "--response", "2000"];
     let (json, _) = measured(&to, &[&args[..], &sizes].concat(), 0);
@@ -134,7 +134,7 @@ fn rr_counts_histograms_and_tcp_info() {
 
     server.signal(Signal::SIGINT);
     let mut rest = String::new();
-    said.read_to_string(&mut rest).unwrap();
+    stdout.read_to_string(&mut rest).unwrap();
     // One connection only checked whether the server listens.
     assert_eq!(rest, "connections 24, transactions 170\n");
     let mut server = server;
@@ -149,10 +149,10 @@ fn rr_resolves_both_families() {
         let to = format!("{host}:{port}");
         let time = ["--duration", "350ms", "--warmup", "50ms", "--pause", "1ms"];
         let begin = Instant::now();
-        let (json, said) = measured(&to, &[&LIVE[1..], &time].concat(), 0);
+        let (json, text) = measured(&to, &[&LIVE[1..], &time].concat(), 0);
         let lasted = begin.elapsed().as_secs_f64();
         // On a busy host there are fewer and longer intervals than three.
-        assert!(said.contains(MEASURED), "{said}");
+        assert!(text.contains(MEASURED), "{text}");
         // The warm-up neither shortens the measurement nor counts in it.
         let elapsed = json["elapsed_s"].as_f64().unwrap();
         assert!(
@@ -171,14 +171,14 @@ fn client_without_server_fails() {
         let all = [&["--connect", &to], kind].concat();
         let output = rto_lab(&all).assert().code(1).get_output().clone();
         assert!(output.stdout.is_empty());
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains(&to) && said.contains("refused"), "{said}");
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(&to) && error.contains("refused"), "{error}");
     }
-    let said = rto_lab(&["--connect", "no.such.host.invalid"])
+    let error = rto_lab(&["--connect", "no.such.host.invalid"])
         .assert()
         .code(1);
-    let said = String::from_utf8(said.get_output().stderr.clone()).unwrap();
-    assert!(said.contains("no.such.host.invalid"), "{said}");
+    let error = String::from_utf8(error.get_output().stderr.clone()).unwrap();
+    assert!(error.contains("no.such.host.invalid"), "{error}");
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn peer_silent_closed_or_with_other_protocol_fails() {
     let begin = Instant::now();
     let args = ["--connect", &to, "--pause", "1ms", "--duration", "1m"];
     let mut client = Running::start(&[&args[..], &LIVE, &["--timeout", "2s"]].concat());
-    let _stderr = client.said(MEASURED);
+    let _stderr = client.wait_for_line(MEASURED);
     silent.signal(Signal::SIGSTOP);
     let (json, status) = finished(client);
     assert_eq!(status, Some(1), "{json:#}");
@@ -206,7 +206,7 @@ fn peer_silent_closed_or_with_other_protocol_fails() {
     let (mut gone, _said, to) = server("127.0.0.1:0");
     let args = ["--connect", &to, "--pause", "1ms", "--duration", "1m"];
     let mut client = Running::start(&[&args[..], &LIVE].concat());
-    let _stderr = client.said(MEASURED);
+    let _stderr = client.wait_for_line(MEASURED);
     gone.0.kill().unwrap();
     let (json, status) = finished(client);
     assert_eq!(
@@ -224,8 +224,8 @@ fn peer_silent_closed_or_with_other_protocol_fails() {
         let _ = stream.read(&mut [0; 100]);
         stream
     });
-    let (json, said) = measured(&to, &["--duration", "5s"], 1);
-    assert!(said.contains("does not speak"), "{said}");
+    let (json, text) = measured(&to, &["--duration", "5s"], 1);
+    assert!(text.contains("does not speak"), "{text}");
     assert_eq!(json["transactions"], 0);
     peer.join().unwrap();
 }
@@ -235,7 +235,7 @@ fn interrupt_prints_measured_results() {
     let (_server, _said, to) = server("127.0.0.1:0");
     let args = ["--connect", &to, "--pause", "1ms", "--duration", "1m"];
     let mut client = Running::start(&[&args[..], &LIVE].concat());
-    let _stderr = client.said(MEASURED);
+    let _stderr = client.wait_for_line(MEASURED);
     client.signal(Signal::SIGINT);
     let (json, status) = finished(client);
     assert_eq!(
@@ -278,13 +278,13 @@ fn trickle(mut stream: TcpStream) {
 #[test]
 fn peer_that_keeps_sending_at_the_end_is_reported() {
     let begin = Instant::now();
-    let (json, said) = measured(&peer(3, flood), &["--count", "3"], 1);
-    assert!(said.contains("does not speak"), "{said}");
+    let (json, text) = measured(&peer(3, flood), &["--count", "3"], 1);
+    assert!(text.contains("does not speak"), "{text}");
     assert_eq!(json["transactions"], 3);
     assert_eq!(json["tcp"][0]["server"], Value::Null);
 
-    let (json, said) = measured(&peer(3, trickle), &["--count", "3"], 0);
-    assert!(said.contains("not in time"), "{said}");
+    let (json, text) = measured(&peer(3, trickle), &["--count", "3"], 0);
+    assert!(text.contains("not in time"), "{text}");
     let remark = json["remarks"][0].as_str().unwrap();
     assert!(remark.contains("not in time"), "{json:#}");
     assert!(begin.elapsed() < Duration::from_secs(30));
@@ -295,8 +295,8 @@ fn trickled_response_times_out() {
     let long = ["--response", "1000000"];
     let begin = Instant::now();
     let args = [&long[..], &["--timeout", "500ms"]].concat();
-    let (_, said) = measured(&peer(0, trickle), &args, 1);
-    assert!(said.contains("no response for "), "{said}");
+    let (_, text) = measured(&peer(0, trickle), &args, 1);
+    assert!(text.contains("no response for "), "{text}");
     let args = [&long[..], &["--duration", "500ms"]].concat();
     // No transaction failed, but the time is over.
     let (json, _) = measured(&peer(0, trickle), &args, 1);
@@ -319,9 +319,9 @@ fn connections_cost_a_server_little_and_are_limited() {
     const MOST: usize = 100;
     let args = ["--server", "--on", "127.0.0.1:0", "--max-connections"];
     let mut server = Running::start(&[&args[..], &[&MOST.to_string()]].concat());
-    let mut said = BufReader::new(server.0.stdout.take().unwrap());
+    let mut text = BufReader::new(server.0.stdout.take().unwrap());
     let mut line = String::new();
-    said.read_line(&mut line).unwrap();
+    text.read_line(&mut line).unwrap();
     let to = line.trim().strip_prefix("listening on ").unwrap();
     // The longest requests and responses.
     let header = *b"rto1\0\x10\0\0\0\x10\0\0";
@@ -352,7 +352,7 @@ fn connections_cost_a_server_little_and_are_limited() {
 
     server.signal(Signal::SIGINT);
     let mut rest = String::new();
-    said.read_to_string(&mut rest).unwrap();
+    text.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("connections refused 20"), "{rest}");
     let mut complaints = String::new();
     let mut stderr = server.0.stderr.take().unwrap();

@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_as_nft_takes_them() {
+    fn rules_become_nft_statements() {
         let every = Rule::new(PacketFilter::SYN.of_client(80), DropPattern::Every(2));
         assert_eq!(
             statements(&every, Direction::ToServer).unwrap(),
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn counters() {
+    fn nft_counters_are_parsed() {
         let list = "table inet rto_lab {\n\tcounter r1 {\n\t\tpackets 7 bytes 100\n\t}\n}\n";
         assert_eq!(counted(list), Some(7));
         assert_eq!(counted("table inet rto_lab {\n}\n"), None);

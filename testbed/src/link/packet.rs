@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds() {
+    fn packet_kind_follows_flags_and_payload() {
         use Direction::{ToClient, ToServer};
         for v6 in [false, true] {
             for (direction, flags, data, kind) in [
@@ -229,7 +229,7 @@ mod tests {
 
     /// (flags, relative seq, length) -> (offset, repeated), with an initial sequence number that wraps.
     #[test]
-    fn offsets_and_repetitions() {
+    fn offsets_are_relative_and_repetitions_detected() {
         let isn = u32::MAX - 100;
         let mut flows = Flows::default();
         for (flags, relative, length, offset, repeated) in [

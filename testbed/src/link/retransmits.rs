@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn needed_or_not() {
+    fn retransmissions_are_needed_or_spurious() {
         let all = log(&[
             (Kind::Syn, 0, 0, false, true),
             (Kind::Syn, 0, 0, true, false),
@@ -184,7 +184,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_are_sets(
+        fn ranges_equal_sets(
             all in proptest::collection::vec((0u8..40, 1u8..12), 0..12),
             asked in (0u8..40, 1u8..12),
         ) {

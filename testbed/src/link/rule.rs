@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policer() {
+    fn policer_drops_above_rate_and_burst() {
         let pattern = DropPattern::Above {
             per_s: 10,
             burst: 3,
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_segments_of_a_flow_once() {
+    fn filter_selects_last_segments_first_time() {
         let last = PacketFilter::SERVER_DATA.from_byte(200).first_time();
         let last = PacketFilter {
             direction: None,
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_may_end_by_itself() {
+    fn rule_ends_at_its_time() {
         let begin = Instant::now();
         let ms = Duration::from_millis;
         let mut rule = Active::new(Rule {

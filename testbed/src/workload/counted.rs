@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_waits_for_what_was_begun() {
+    fn pause_waits_for_running_connections() {
         let shared: &'static Shared = Box::leak(Box::default());
         let one = |_| {
             thread::sleep(Duration::from_millis(50));

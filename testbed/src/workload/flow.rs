@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flows_of_several_connections() {
+    fn flows_run_on_several_connections() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = listener.local_addr().unwrap();
         thread::spawn(move || {

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_of_a_response() {
+    fn response_has_three_segments() {
         let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n");
         assert_eq!(head.len() + BODY, 2 * 1448 + 1321);
     }

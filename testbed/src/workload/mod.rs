@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roles_are_json() {
+    fn roles_round_trip_as_json() {
         let on = SocketAddr::from(([10, 89, 0, 2], 4700));
         let roles = [
             Role::FlowServer { on },

@@ -293,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_of_registers_are_cut_and_extended() {
+    fn register_halves_are_truncated_and_extended() {
         let minus_one = u64::MAX;
         for (operation, wide, a, b, result) in [
             (BPF_ADD, true, minus_one, 2, 1),
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_ends_where_it_ends() {
+    fn access_beyond_memory_is_an_error() {
         let mut memory = Memory::default();
         let (first, second) = (memory.add(vec![0; 8]), memory.add(vec![1; 4]));
         memory.store(first + 4, 4, 0x0403_0201).unwrap();

@@ -184,8 +184,8 @@ impl Disturbed<'_> {
     fn invalid_config(&self) -> anyhow::Result<()> {
         self.agent
             .configure("[policy.near]\ncidrs = [\"10.90.0.0/24\"]\ninitial_rto = \"soon\"\n")?;
-        let said = self.agent.cli_fails(&["reload"])?;
-        ensure!(said.contains("initial_rto"), "{said}");
+        let error = self.agent.cli_fails(&["reload"])?;
+        ensure!(error.contains("initial_rto"), "{error}");
         let is_told = |status: &Value| status["healthy"] == false;
         self.wait_status("refusal", is_told)?;
         thread::sleep(LASTS);
@@ -227,8 +227,8 @@ impl Disturbed<'_> {
             .collect();
         let cidrs: Vec<&str> = cidrs.iter().map(String::as_str).collect();
         let add = [&["add", "--policy", "near"][..], &cidrs].concat();
-        let said = self.agent.cli_fails(&add)?;
-        ensure!(said.contains("No space left on device"), "{said}");
+        let error = self.agent.cli_fails(&add)?;
+        ensure!(error.contains("No space left on device"), "{error}");
         self.expect(&Config::Usual.entries())?;
         // Policies from files need no space there.
         self.reload(|agent| agent.cli(&["reload"]).map(drop))?;

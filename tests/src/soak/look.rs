@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_of_proc_files() {
+    fn proc_fields_are_parsed() {
         let status = "Name:\trto-agent\nVmRSS:\t   8120 kB\nThreads:\t4\n";
         assert_eq!(field::<u64>(status, "VmRSS:"), Some(8120));
         assert_eq!(field::<u64>(status, "Threads:"), Some(4));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn of_this_process() {
+    fn process_counts_memory_and_descriptors() {
         let this = i32::try_from(std::process::id()).unwrap();
         let before = Process::of(this).unwrap();
         let anonymous = before.anonymous_kib;

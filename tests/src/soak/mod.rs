@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roles_are_json() {
+    fn roles_round_trip_as_json() {
         let role = serde_json::from_str::<Role>(r#"{"host":{"seconds":600,"seed":7}}"#).unwrap();
         let expected = Role::Host {
             seconds: 600,

@@ -57,9 +57,9 @@ impl Victim {
     /// Asserts that the files are rejected for this reason.
     fn refuses_its_files(&self, why: &str) -> anyhow::Result<()> {
         let begin = Instant::now();
-        let said = self.env.cli_fails(&["reload"])?;
-        ensure!(said.contains(why), "wanted {why:?}: {said}");
-        ensure!(said.contains("stays active"), "{said}");
+        let error = self.env.cli_fails(&["reload"])?;
+        ensure!(error.contains(why), "wanted {why:?}: {error}");
+        ensure!(error.contains("stays active"), "{error}");
         ensure!(begin.elapsed() < TIMEOUT, "{:?}", begin.elapsed());
         self.env.cli_refuses(&["check"], why)?;
         self.env

@@ -51,13 +51,13 @@ fn of_a_link_with_a_delay() -> anyhow::Result<()> {
         wire.sort_unstable();
         ensure!(wire[0] >= 2 * ONE_WAY, "{wire:?}");
         for (name, at) in [("p50_us", CONNECTIONS / 2), ("longest_us", CONNECTIONS - 1)] {
-            let told = Duration::from_micros(of[name].as_u64().context("no time")?);
+            let counted = Duration::from_micros(of[name].as_u64().context("no time")?);
             // With an even number of samples, the median may be either of the two in the middle.
             let low = wire[at - usize::from(name == "p50_us")];
             let range = low - jiffy()..=(wire[at] + jiffy()).mul_f64(BUCKET);
             ensure!(
-                range.contains(&told),
-                "{direction} {name}: {told:?}, on the wire {wire:?}: {by_entry:#}"
+                range.contains(&counted),
+                "{direction} {name}: {counted:?}, on the wire {wire:?}: {by_entry:#}"
             );
         }
     }
@@ -109,7 +109,7 @@ fn of_a_capture() -> anyhow::Result<()> {
 test!(impossible_advice_is_refused);
 fn impossible_advice_is_refused() -> anyhow::Result<()> {
     let mut env = TestEnv::with(POLICY)?;
-    for (args, said) in [
+    for (args, expected) in [
         (&["10.88.0.0/25"][..], "rto-agent advise 10.88.0.0/24"),
         (&["192.0.2.1"], "no entry covers 192.0.2.1"),
         (
@@ -118,7 +118,7 @@ fn impossible_advice_is_refused() -> anyhow::Result<()> {
         ),
     ] {
         let args = [&["advise"], args].concat();
-        env.cli_refuses(&args, said)?;
+        env.cli_refuses(&args, expected)?;
     }
     env.configure(&format!("statistics = false\n{POLICY}"))?;
     env.restart(Signal::SIGTERM)?;

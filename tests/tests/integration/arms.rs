@@ -134,8 +134,8 @@ fn the_probe_is_in_no_control_arm() -> anyhow::Result<()> {
     let env = TestEnv::with(&policy("initial_rto = \"100ms\"\nholdout = \"50%\""))?;
     for _ in 0..PROBES {
         let output = env.try_cli(&["doctor", "--verbose"])?;
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        ensure!(said.contains("started with 100ms"), "{said}");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(text.contains("started with 100ms"), "{text}");
     }
     Ok(())
 }

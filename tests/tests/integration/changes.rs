@@ -98,8 +98,8 @@ fn ttl_ends_without_a_daemon() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(saved_for_good);
-fn saved_for_good() -> anyhow::Result<()> {
+test!(saved_entry_survives_restart);
+fn saved_entry_survives_restart() -> anyhow::Result<()> {
     let mut env = silent(&near("\"192.0.2.0/24\""))?;
     env.cli(&["add", "10.88.0.0/24", "--initial-rto", "52ms", "--save"])?;
     let file = env.policies_dir().join("50-cli.toml");
@@ -348,7 +348,7 @@ fn change_has_one_audit_line() -> anyhow::Result<()> {
         ]
     );
     let mut known = 1;
-    for (args, said) in [
+    for (args, wanted) in [
         (
             &["add", "10.1.0.0/24", "10.2.0.0/24", "--policy", "near"][..],
             [
@@ -369,9 +369,9 @@ fn change_has_one_audit_line() -> anyhow::Result<()> {
         assert_eq!(all.len(), known + 1, "{args:?}: {all:#?}");
         let last = &all[known];
         known += 1;
-        assert_eq!(fields(last), said, "{last:#}");
-        if !said[2].is_empty() {
-            let message = format!("uid 0 {}", said[2]);
+        assert_eq!(fields(last), wanted, "{last:#}");
+        if !wanted[2].is_empty() {
+            let message = format!("uid 0 {}", wanted[2]);
             assert_eq!(last["fields"]["message"], message, "{last:#}");
         }
         assert_eq!(last["fields"]["uid"], 0, "{last:#}");

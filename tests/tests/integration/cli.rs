@@ -5,8 +5,8 @@ use rto_tests::{pinned::map, pty::Terminal};
 
 use crate::prelude::*;
 
-test!(a_lifetime_that_changes_is_told);
-fn a_lifetime_that_changes_is_told() -> anyhow::Result<()> {
+test!(changed_ttl_is_reported);
+fn changed_ttl_is_reported() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"192.0.2.0/24\""))?;
     let add =
         |more: &[&str]| env.cli(&[&["add", "10.1.0.0/24", "--policy", "near"], more].concat());
@@ -25,9 +25,9 @@ test!(lookup_takes_several_ends_of_connections);
 fn lookup_takes_several_ends_of_connections() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/16\""))?;
     let ends = ["lookup", "10.88.0.2:443", "[fd00::7]:443"];
-    let said = env.cli(&ends)?;
+    let text = env.cli(&ends)?;
     assert_says(
-        &said,
+        &text,
         &["10.88.0.2: 10.88.0.0/16 (policy near", "\nfd00::7: "],
     );
     let answers = env.json(&ends)?;
@@ -44,12 +44,12 @@ test!(lookup_names_what_is_switched_off);
 fn lookup_names_what_is_switched_off() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/16\", \"10.88.0.0/24\""))?;
     env.cli(&["remove", "10.88.0.0/24"])?;
-    let said = env.cli(&["lookup", SERVER_V4])?;
+    let text = env.cli(&["lookup", SERVER_V4])?;
     let line = "not applied: 10.88.0.0/24, switched off at run time (undo: rto-agent remove --undo \
                 10.88.0.0/24)";
     ensure!(
-        said.contains("10.88.0.0/16 (policy near") && said.contains(line),
-        "{said}"
+        text.contains("10.88.0.0/16 (policy near") && text.contains(line),
+        "{text}"
     );
     env.cli(&["remove", "10.88.0.0/16"])?;
     let answer = env.json(&["lookup", SERVER_V4])?;
@@ -58,13 +58,13 @@ fn lookup_names_what_is_switched_off() -> anyhow::Result<()> {
         json!({"masked": ["10.88.0.0/24", "10.88.0.0/16"], "entry": null}),
     );
     env.cli(&["remove", "--undo", "10.88.0.0/16", "10.88.0.0/24"])?;
-    let said = env.cli(&["lookup", SERVER_V4])?;
-    ensure!(!said.contains("switched off"), "{said}");
+    let text = env.cli(&["lookup", SERVER_V4])?;
+    ensure!(!text.contains("switched off"), "{text}");
     Ok(())
 }
 
-test!(errors_of_flags_are_in_the_words_of_flags);
-fn errors_of_flags_are_in_the_words_of_flags() -> anyhow::Result<()> {
+test!(add_names_settings_as_options);
+fn add_names_settings_as_options() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"192.0.2.0/24\""))?;
     let error = env.cli_fails(&["add", "0.0.0.0/0", "--initial-rto", "100ms"])?;
     ensure!(
@@ -123,8 +123,8 @@ fn advised_snippet_passes_check() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(the_log_says_once_what_a_change_of_the_file_means);
-fn the_log_says_once_what_a_change_of_the_file_means() -> anyhow::Result<()> {
+test!(file_change_is_logged_once);
+fn file_change_is_logged_once() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let count = |text: &str| env.log().matches(text).count();
     let logged = |text: &'static str| {
@@ -339,8 +339,8 @@ fn pins_without_effect_are_not_listed() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(numbers_are_numbers);
-fn numbers_are_numbers() -> anyhow::Result<()> {
+test!(json_counts_are_numbers);
+fn json_counts_are_numbers() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let looked = env.json(&["lookup", SERVER_V4])?;
     let effects = looked["entry"]["effects"]
@@ -404,7 +404,7 @@ fn colours_are_on_a_terminal_alone_and_can_be_switched_off() -> anyhow::Result<(
         ("", &["--color", "never"], false),
         ("1", &["--color", "always"], true),
     ] {
-        let said = || format!("NO_COLOR={no_color:?} {more:?}");
+        let options = || format!("NO_COLOR={no_color:?} {more:?}");
         let on_terminal = |verb: &str| {
             let mut command = env.command(&[&[verb], more].concat());
             command.env("NO_COLOR", no_color);
@@ -419,13 +419,13 @@ fn colours_are_on_a_terminal_alone_and_can_be_switched_off() -> anyhow::Result<(
         ] {
             let mut terminal = on_terminal(verb)?;
             terminal.wait_for("the state", |screen| screen.contains(shown))?;
-            assert_eq!(terminal.has_colours(), coloured, "{verb} {}", said());
+            assert_eq!(terminal.has_colours(), coloured, "{verb} {}", options());
         }
         let mut top = on_terminal("top")?;
         top.wait_for("the policy", |screen| screen.contains("near"))?;
         top.press("\r")?;
         top.wait_for("its statistics", |screen| screen.contains("stats --policy"))?;
-        assert_eq!(top.has_colours(), coloured, "top {}", said());
+        assert_eq!(top.has_colours(), coloured, "top {}", options());
     }
     Ok(())
 }

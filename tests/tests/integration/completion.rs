@@ -127,16 +127,16 @@ fn in_fish() -> anyhow::Result<()> {
     shell("fish", &["--no-config", "--private", "-i"], setup)
 }
 
-test!(without_a_daemon_there_is_nothing_and_no_error);
-fn without_a_daemon_there_is_nothing_and_no_error() -> anyhow::Result<()> {
+test!(completion_without_daemon_is_empty);
+fn completion_without_daemon_is_empty() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
     let mut command = env.command(&["--", "rto-agent", "remove", ""]);
     command.env("RTO_AGENT_COMPLETE", "fish");
     let output = command.output()?;
     ensure!(output.status.success(), "{output:?}");
-    let said = String::from_utf8(output.stdout)?;
-    ensure!(said.contains("--socket"), "{said}");
-    ensure!(said.lines().all(|line| line.starts_with('-')), "{said}");
+    let text = String::from_utf8(output.stdout)?;
+    ensure!(text.contains("--socket"), "{text}");
+    ensure!(text.lines().all(|line| line.starts_with('-')), "{text}");
     ensure!(output.stderr.is_empty(), "{:?}", output.stderr);
     Ok(())
 }

@@ -50,7 +50,7 @@ fn predict_by_policy_and_by_values() -> anyhow::Result<()> {
     let same = json(&["--policy", "near", "-d", "1s"])?;
     let same = &same["predictions"][0];
     assert_eq!(same["kernel_ms"], same["policy_ms"]);
-    for (args, said) in [
+    for (args, expected) in [
         (
             &["--policy", "unknown"][..],
             "the configuration has: low, near",
@@ -58,7 +58,7 @@ fn predict_by_policy_and_by_values() -> anyhow::Result<()> {
         (&["--chart", "/nowhere/x.png"], ".svg or .html"),
     ] {
         let refused = refusal(&lab(args)?)?;
-        assert!(refused.contains(said), "{args:?}: {refused}");
+        assert!(refused.contains(expected), "{args:?}: {refused}");
     }
     env.configure("[policy.low]\nrto_min = \"1s\"\n")?;
     let refused = refusal(&lab(&["--policy", "low"])?)?;
@@ -104,19 +104,22 @@ fn every_refusal_of_check_and_of_a_running_daemon() -> anyhow::Result<()> {
     ];
     for (text, message) in cases {
         env.configure(&text)?;
-        let said = env.cli_fails(&["check"])?;
+        let error = env.cli_fails(&["check"])?;
         assert!(
-            said.contains(message),
-            "wanted {message:?}, check said {said}"
+            error.contains(message),
+            "wanted {message:?}, check said {error}"
         );
-        assert!(said.contains(&env.config().display().to_string()), "{said}");
+        assert!(
+            error.contains(&env.config().display().to_string()),
+            "{error}"
+        );
         let answer = env.json(&["check"])?;
         assert_eq!(answer["ok"], false);
         assert!(answer["errors"][0]["line"].is_u64(), "{answer:#}");
-        let said = env.cli_fails(&["reload"])?;
+        let error = env.cli_fails(&["reload"])?;
         assert!(
-            said.contains(message) && said.contains("stays active"),
-            "{said}"
+            error.contains(message) && error.contains("stays active"),
+            "{error}"
         );
         let status = env.status()?;
         assert_has(
@@ -133,18 +136,18 @@ fn every_refusal_of_check_and_of_a_running_daemon() -> anyhow::Result<()> {
 test!(check_says_what_values_become);
 fn check_says_what_values_become() -> anyhow::Result<()> {
     let env = configured(&near("\"10.88.0.0/24\"").replace("100ms", "22ms"))?;
-    let said = env.cli(&["check", "--verbose"])?;
+    let text = env.cli(&["check", "--verbose"])?;
     let becomes = quantised(Duration::from_millis(22));
     assert_says(&becomes, &[" jiffies "]);
-    assert!(said.contains(&becomes), "{becomes}: {said}");
+    assert!(text.contains(&becomes), "{becomes}: {text}");
     let answer = env.json(&["check"])?;
     assert_has(&answer, json!({"ok": true, "entries": 1}));
     Ok(())
 }
 
-test!(a_configuration_that_others_may_change_is_told);
+test!(world_writable_configuration_is_reported);
 /// `check`, `doctor` and the log report it.
-fn a_configuration_that_others_may_change_is_told() -> anyhow::Result<()> {
+fn world_writable_configuration_is_reported() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     let policy = near("\"10.88.0.0/24\"");
     let text = env.config_text(&policy);
@@ -160,14 +163,20 @@ fn a_configuration_that_others_may_change_is_told() -> anyhow::Result<()> {
     assert!(!good.contains(warning), "{good}");
     for (of, mode) in [(&config, 0o644), (&policies, 0o755), (&dir, 0o755)] {
         let place = of.display();
-        let said = format!("{place}: all users can write to it; chmod go-w {place}");
+        let expected = format!("{place}: all users can write to it; chmod go-w {place}");
         chmod(of, mode | 0o022)?;
         let checked = check()?;
-        assert!(checked.contains(&format!("{warning}{said}")), "{checked}");
+        assert!(
+            checked.contains(&format!("{warning}{expected}")),
+            "{checked}"
+        );
         let report = env.json(&["doctor", "--config", name])?;
         let finding = finding(&report, "configuration-permissions");
         assert_eq!(finding["severity"], "warning", "{finding:#}");
-        assert!(finding["found"].to_string().contains(&said), "{finding:#}");
+        assert!(
+            finding["found"].to_string().contains(&expected),
+            "{finding:#}"
+        );
         chmod(of, mode)?;
     }
     chown(&config, Some(65534), None)?;
@@ -217,11 +226,11 @@ fn a_reload_refuses_what_it_cannot_list() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let mode = |mode| fs::set_permissions(env.policies_dir(), fs::Permissions::from_mode(mode));
     mode(0)?;
-    let said = env.cli_fails(&["reload"]);
+    let error = env.cli_fails(&["reload"]);
     mode(0o755)?;
-    let said = said?;
-    assert!(said.contains("policies.d"), "{said}");
-    assert!(said.contains("Permission denied"), "{said}");
+    let error = error?;
+    assert!(error.contains("policies.d"), "{error}");
+    assert!(error.contains("Permission denied"), "{error}");
     env.cli(&["reload"])?;
     Ok(())
 }
@@ -312,10 +321,10 @@ fn start_with_bad_files_uses_last_good_ones() -> anyhow::Result<()> {
     let errors = status["last_reload"]["errors"].to_string();
     assert!(errors.contains("unknown key inital_rto"), "{errors}");
     let text = String::from_utf8(env.try_cli(&["status"])?.stdout)?;
-    let said = "; the last good configuration, saved ";
+    let expected = "; the last good configuration, saved ";
     assert!(text.replace("\n", " ").contains("REFUSED") && text.contains("PROBLEM"));
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words(&text).contains(&words(said)), "{text}");
+    assert!(words(&text).contains(&words(expected)), "{text}");
     let logged = "configuration rejected; using the last good one, saved ";
     env.logs(logged)?;
     // The kept configuration stays active while the files are bad, also after another start.

@@ -70,10 +70,10 @@ fn a_container_is_not_taken_for_the_host() -> anyhow::Result<()> {
     let wrapper = contained(&own, "true")?;
     env.spawn_under(&wrapper)?;
     let status = env.ended()?;
-    let said = env.log();
-    ensure!(status.code() == Some(1), "{status}: {said}");
+    let logged = env.log();
+    ensure!(status.code() == Some(1), "{status}: {logged}");
     assert_says(
-        &said,
+        &logged,
         &["is not the root of the cgroup2 hierarchy", "/host/cgroup"],
     );
     ensure!(programs_at(own.path(), SOCK_OPS)?.is_empty());
@@ -183,7 +183,7 @@ fn a_daemon_of_another_pid_namespace_is_named_as_such() -> anyhow::Result<()> {
         .arg(find(None)?)
         .args(["run", "--config"])
         .arg(env.config());
-    let said = refusal(&second.output()?)?;
-    ensure!(said.contains("another rto-agent holds"), "{said}");
+    let error = refusal(&second.output()?)?;
+    ensure!(error.contains("another rto-agent holds"), "{error}");
     Ok(())
 }

@@ -41,7 +41,7 @@ fn alerts() -> anyhow::Result<BTreeMap<String, String>> {
     Ok(alerts)
 }
 
-test!(they_use_metrics_that_there_are, names);
+test!(dashboards_use_existing_metrics, names);
 fn names() -> anyhow::Result<()> {
     // A guarded policy with a control arm.
     let policy = near("\"10.88.0.0/24\"") + "guard = \"on\"\nholdout = \"5%\"\n";
@@ -104,7 +104,7 @@ fn dashboard_reads_recorded_series_that_exist() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(they_divide_by_nothing_that_can_be_zero, divisions);
+test!(dashboards_never_divide_by_zero, divisions);
 /// Without connections a rate is 0: dividing by it, and quantiles of nothing, would be NaN or infinite.
 fn divisions() -> anyhow::Result<()> {
     let mut divisions = 0;
@@ -181,15 +181,15 @@ fn promtool(dir: &Path, arguments: &[&str]) -> anyhow::Result<()> {
         .args(arguments)
         .current_dir(dir)
         .output()?;
-    let said = String::from_utf8_lossy(&output.stdout);
+    let text = String::from_utf8_lossy(&output.stdout);
     let complaint = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{arguments:?}: {said}{complaint}");
+    ensure!(output.status.success(), "{arguments:?}: {text}{complaint}");
     Ok(())
 }
 
-test!(promtool_takes_them_and_fires, needs = [PROMTOOL]);
+test!(promtool_accepts_rules_and_alerts_fire, needs = [PROMTOOL]);
 /// The rules with their own tests; the dashboard's queries as rules of another file.
-fn promtool_takes_them_and_fires() -> anyhow::Result<()> {
+fn promtool_accepts_rules_and_alerts_fire() -> anyhow::Result<()> {
     let run = |arguments: &[&str]| promtool(&path("config/prometheus"), arguments);
     run(&["check", "rules", "alerts.yml", "recording.yml"])?;
     run(&[
@@ -215,7 +215,7 @@ fn promtool_takes_them_and_fires() -> anyhow::Result<()> {
 }
 
 test!(each_alert_is_tested_both_ways, needs = [PROMTOOL]);
-/// The tests of an alert pass as it is ([`promtool_takes_them_and_fires`]), and fail if it never fires or always fires.
+/// The tests of an alert pass as it is ([`promtool_accepts_rules_and_alerts_fire`]), and fail if it never fires or always fires.
 fn each_alert_is_tested_both_ways() -> anyhow::Result<()> {
     let rules = text(ALERTS)?;
     let tests = text(TESTS)?;

@@ -7,8 +7,8 @@ use crate::prelude::*;
 
 const ELSEWHERE: &str = "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.88.1.0/24\"]\n";
 
-test!(prefixes_without_an_entry_are_told_of);
-fn prefixes_without_an_entry_are_told_of() -> anyhow::Result<()> {
+test!(discover_lists_prefixes_without_entry);
+fn discover_lists_prefixes_without_entry() -> anyhow::Result<()> {
     const CONNECTIONS: usize = 200;
     let mut env = TestEnv::with(ELSEWHERE)?;
     env.cli_refuses(&["discover"], "set count_unmatched = true")?;

@@ -41,9 +41,12 @@ fn start_beside_64_programs_names_the_limit() -> anyhow::Result<()> {
     let mut env = configured(&near("\"10.88.0.0/24\""))?;
     let others = (0..64).map(|_| Foreign::attach(env.cgroup.path(), 60));
     let mut others = others.collect::<Result<Vec<_>, _>>()?;
-    let said = env.start_fails()?;
+    let error = env.start_fails()?;
     let limit = "64 programs are attached";
-    ensure!(said.contains(limit) && !said.contains("too long"), "{said}");
+    ensure!(
+        error.contains(limit) && !error.contains("too long"),
+        "{error}"
+    );
     let report = env.json(&["doctor"])?;
     let is_named = |finding: &Value| {
         finding["severity"] == "problem" && finding["found"].to_string().contains(limit)
@@ -283,8 +286,8 @@ fn verbs_without_a_daemon_say_so() -> anyhow::Result<()> {
         &["lookup", "10.0.0.1"],
         &["add", "10.0.0.0/8", "--policy", "near"],
     ] {
-        let said = env.cli_fails(args)?;
-        assert_says(&said, &["no rto-agent daemon answers at", "--socket"]);
+        let error = env.cli_fails(args)?;
+        assert_says(&error, &["no rto-agent daemon answers at", "--socket"]);
     }
     let usage = env.try_cli(&["add", "--policy"])?;
     assert_eq!(usage.status.code(), Some(2));
@@ -295,10 +298,10 @@ test!(fix_is_shown_without_privileges);
 fn fix_is_shown_without_privileges() -> anyhow::Result<()> {
     let env = configured(&near("\"10.88.0.0/24\""))?;
     let mut run = unprivileged()?;
-    let said = refusal(&run.args(["run", "--config"]).arg(env.config()).output()?)?;
-    assert_says(&said, &["missing CAP_BPF", "run as root"]);
-    let said = refusal(&unprivileged()?.args(["doctor", "--self-test"]).output()?)?;
-    assert_says(&said, &["run it as root"]);
+    let error = refusal(&run.args(["run", "--config"]).arg(env.config()).output()?)?;
+    assert_says(&error, &["missing CAP_BPF", "run as root"]);
+    let error = refusal(&unprivileged()?.args(["doctor", "--self-test"]).output()?)?;
+    assert_says(&error, &["run it as root"]);
     Ok(())
 }
 
@@ -377,9 +380,9 @@ fn self_test_passes_beside_packaged_example_and_refuses_catch_all() -> anyhow::R
         "{report:#}"
     );
     env.cli(&["add", "0.0.0.0/0", "--initial-rto", "300ms", "--force"])?;
-    let said = refusal(&beside()?)?;
+    let error = refusal(&beside()?)?;
     assert_says(
-        &said,
+        &error,
         &["an active entry covers 240.0.", "rto-agent detach"],
     );
     Ok(())
@@ -429,8 +432,8 @@ fn self_test_that_is_ended_leaves_nothing() -> anyhow::Result<()> {
     let tester = eventually("connections", TIMEOUT, begun)?;
     let daemon = children(&tester).pop().context("no daemon")?;
     kill(Pid::from_raw(pid.cast_signed()), Signal::SIGTERM)?;
-    let said = refusal(&child.wait_with_output()?)?;
-    ensure!(said.contains("interrupted"), "{said}");
+    let error = refusal(&child.wait_with_output()?)?;
+    ensure!(error.contains("interrupted"), "{error}");
     ensure!(!cgroup.exists(), "{} is left", cgroup.display());
     let is_gone = |pid: &str| !Path::new("/proc").join(pid).join("exe").exists();
     eventually("end of the daemon", TIMEOUT, || {

@@ -253,9 +253,9 @@ fn explain_knows_that_bbr_has_no_thin_streams() -> anyhow::Result<()> {
         let _open = env.converse(to(SERVER_V4, PORT))?;
         let mut explain = env.command(&["explain", &format!(":{PORT}")]);
         let output = netns::inside(netns, || Ok(explain.output()?))?;
-        let said = stdout_of("explain", output)?;
-        let denies = said.contains("thin_linear has no effect");
-        ensure!(denies != has_effect, "{control}: {said}");
+        let text = stdout_of("explain", output)?;
+        let denies = text.contains("thin_linear has no effect");
+        ensure!(denies != has_effect, "{control}: {text}");
     }
     Ok(())
 }

@@ -32,12 +32,16 @@ fn without_root_no_test_passes() -> anyhow::Result<()> {
         ),
     ] {
         let output = run(args)?;
-        let [said, why] =
+        let [stdout, stderr] =
             [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-        ensure!(said.contains(&outcome), "{args:?}: {said}{why}");
-        ensure!(!said.contains("... ok"), "{args:?}: {said}");
-        ensure!(why.contains("need root"), "{args:?}: {why}");
-        assert_eq!(output.status.success(), args.is_empty(), "{args:?}: {said}");
+        ensure!(stdout.contains(&outcome), "{args:?}: {stdout}{stderr}");
+        ensure!(!stdout.contains("... ok"), "{args:?}: {stdout}");
+        ensure!(stderr.contains("need root"), "{args:?}: {stderr}");
+        assert_eq!(
+            output.status.success(),
+            args.is_empty(),
+            "{args:?}: {stdout}"
+        );
     }
     Ok(())
 }

@@ -14,14 +14,14 @@ fn env() -> anyhow::Result<TestEnv> {
 }
 
 fn good(output: &Output) -> anyhow::Result<String> {
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let complaint = String::from_utf8_lossy(&output.stderr);
     ensure!(
         output.status.success(),
-        "{}: {said}{complaint}",
+        "{}: {text}{complaint}",
         output.status
     );
-    Ok(said)
+    Ok(text)
 }
 
 /// Runs a program with the socket and these arguments. It prints "done" last if every answer was right.
@@ -48,8 +48,8 @@ pub(super) fn run(
         .current_dir(env.dir())
         .output()
         .with_context(|| program.to_owned())?;
-    let said = good(&output).with_context(|| env.log())?;
-    ensure!(said == "done\n", "{said}");
+    let logged = good(&output).with_context(|| env.log())?;
+    ensure!(logged == "done\n", "{logged}");
     Ok(())
 }
 

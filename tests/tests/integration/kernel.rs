@@ -27,9 +27,9 @@ pub(super) fn assert_absent(feature: Need) -> anyhow::Result<()> {
             let env = configured(&policy("initial_rto = \"100ms\""))?;
             let checked = env.json(&["check"])?;
             ensure!(checked["host"]["reads_listener"] == false, "{checked:#}");
-            let said = env.try_cli(&["doctor"])?.stdout;
-            let said = String::from_utf8_lossy(&said).into_owned();
-            ensure!(said.contains("Linux 6.2 or later with BTF"), "{said}");
+            let text = env.try_cli(&["doctor"])?.stdout;
+            let text = String::from_utf8_lossy(&text).into_owned();
+            ensure!(text.contains("Linux 6.2 or later with BTF"), "{text}");
             Ok(())
         }
         MPTCP_BLACKHOLE => {
@@ -59,8 +59,8 @@ pub(super) fn assert_absent(feature: Need) -> anyhow::Result<()> {
         }
         BBR => {
             let checked = configured(&policy("thin_linear = true"))?.try_cli(&["check"])?;
-            let said = String::from_utf8_lossy(&checked.stdout).into_owned();
-            ensure!(!said.contains("BBR"), "{said}");
+            let text = String::from_utf8_lossy(&checked.stdout).into_owned();
+            ensure!(!text.contains("BBR"), "{text}");
             Ok(())
         }
         TOTAL_RTO_TIME => {
@@ -91,7 +91,7 @@ fn the_verifier_has_little_to_do() -> anyhow::Result<()> {
         eprintln!("verifier: {name}: {verified:?}, limit {limit}");
         match verified {
             Verified::Instructions(n) => ensure!(n <= limit, "{name}: {n} of {limit}"),
-            Verified::Untold => {}
+            Verified::Uncounted => {}
             Verified::Refused(why) => {
                 let feature = match name {
                     "rto_clone" => Need::Feature("bpf-lsm-cgroup"),
@@ -115,12 +115,12 @@ pub(super) fn report() -> anyhow::Result<Value> {
     let verifier: Map<String, Value> = verified()?
         .into_iter()
         .map(|(name, verified)| {
-            let told = match verified {
+            let value = match verified {
                 Verified::Instructions(n) => json!(n),
-                Verified::Untold => json!("loads"),
+                Verified::Uncounted => json!("loads"),
                 Verified::Refused(_) => json!("absent"),
             };
-            (name.to_owned(), told)
+            (name.to_owned(), value)
         })
         .collect();
     Ok(json!({"features": features, "verifier": verifier}))

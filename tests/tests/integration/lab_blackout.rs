@@ -116,8 +116,11 @@ fn interrupted_run_resumes() -> anyhow::Result<()> {
     };
     assert_eq!(now(&whole), Some("4, 0".into()));
     assert_eq!(now(&again), Some("2, 2".into()));
-    let said = refused(out.path(), &[&args[..], &["--seed", "2"]].concat())?;
-    assert!(said.contains("--out") && said.contains("--fresh"), "{said}");
+    let error = refused(out.path(), &[&args[..], &["--seed", "2"]].concat())?;
+    assert!(
+        error.contains("--out") && error.contains("--fresh"),
+        "{error}"
+    );
     Ok(())
 }
 
@@ -258,14 +261,14 @@ fn leaves_nothing_when_it_is_interrupted() -> anyhow::Result<()> {
     assert!(made.len() > 2 * 6, "{made:?}");
     kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGINT)?;
     let status = lab.0.wait()?;
-    let mut said = String::new();
+    let mut text = String::new();
     lab.0
         .stderr
         .take()
         .context("no stderr")?
-        .read_to_string(&mut said)?;
-    assert_eq!(status.code(), Some(1), "{status} {said}");
-    assert!(said.contains("interrupted"), "{said}");
+        .read_to_string(&mut text)?;
+    assert_eq!(status.code(), Some(1), "{status} {text}");
+    assert!(text.contains("interrupted"), "{text}");
     assert_eq!(leftovers::of(pid)?, [] as [&Path; 0]);
     Ok(())
 }

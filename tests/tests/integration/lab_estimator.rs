@@ -77,12 +77,15 @@ fn unreadable_input_is_refused() -> anyhow::Result<()> {
     let (dir, file) = (out.path().join("report"), out.path().join("file"));
     fs::write(&file, "neither of both")?;
     let (dir, file) = (dir.to_string_lossy(), file.to_string_lossy());
-    for (args, said) in [
+    for (args, expected) in [
         (["--pcap", &file], "pcap"),
         (["--stats", &file], "rto-agent stats --json"),
     ] {
         let error = refusal(&run(&[&args[..], &["--out", &dir]].concat())?)?;
-        assert!(error.contains(said) && error.contains(&*file), "{error}");
+        assert!(
+            error.contains(expected) && error.contains(&*file),
+            "{error}"
+        );
         assert!(!out.path().join("report").exists());
     }
     Ok(())

@@ -74,7 +74,7 @@ fn mistake_is_reported_with_place_and_correction() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
     let file = out.path().join("mistaken.toml");
     let right = fs::read_to_string(EXAMPLE)?;
-    for (from, to, said) in [
+    for (from, to, expected) in [
         ("delay =", "delai =", &["mistaken.toml", "delai", "`delay`"]),
         // The agent's own error message for a policy, which the lab does not parse.
         (
@@ -87,7 +87,7 @@ fn mistake_is_reported_with_place_and_correction() -> anyhow::Result<()> {
         fs::write(&file, right.replace(from, to))?;
         let (file, dir) = (file.to_string_lossy(), out.path().to_string_lossy());
         let error = refusal(&run(&["run", &file, "--out", &dir])?)?;
-        assert!(said.iter().all(|one| error.contains(one)), "{error}");
+        assert!(expected.iter().all(|one| error.contains(one)), "{error}");
     }
     Ok(())
 }

@@ -67,8 +67,8 @@ fn assert_gone(before: &Kernel) -> anyhow::Result<()> {
     eventually_seen("end of the objects", TIMEOUT, left, Vec::is_empty).map(drop)
 }
 
-test!(killed_it_stays_in_force_and_is_adopted);
-fn killed_it_stays_in_force_and_is_adopted() -> anyhow::Result<()> {
+test!(policies_survive_kill_and_are_adopted);
+fn policies_survive_kill_and_are_adopted() -> anyhow::Result<()> {
     let mut env = env()?;
     env.cli(&["add", "10.88.1.0/24", "--initial-rto", "52ms"])?;
     let before = kernel(&env)?;
@@ -157,8 +157,8 @@ fn detach_without_a_daemon() -> anyhow::Result<()> {
     expect(&env, POLICY_RTO)
 }
 
-test!(stopped_it_leaves_nothing);
-fn stopped_it_leaves_nothing() -> anyhow::Result<()> {
+test!(stopped_daemon_leaves_nothing);
+fn stopped_daemon_leaves_nothing() -> anyhow::Result<()> {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let mut env = env()?;
         let before = kernel(&env)?;
@@ -225,9 +225,9 @@ fn a_restart_by_the_service_managers_descriptor_store_has_no_gap() -> anyhow::Re
     expect(&env, KERNEL_RTO)
 }
 
-test!(a_service_manager_that_keeps_too_few_descriptors_is_told_of);
+test!(too_small_descriptor_store_is_reported);
 /// A drop-in sets a lower FileDescriptorStoreMax= than the unit's FDSTORE announces.
-fn a_service_manager_that_keeps_too_few_descriptors_is_told_of() -> anyhow::Result<()> {
+fn too_small_descriptor_store_is_reported() -> anyhow::Result<()> {
     for keeps in [0, 3] {
         let mut env = env()?;
         env.end(Signal::SIGTERM)?;
@@ -349,7 +349,7 @@ fn link_held_by_another_process_is_detached() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(service_manager_is_told, notified);
+test!(service_manager_is_notified, notified);
 fn notified() -> anyhow::Result<()> {
     let mut env = env()?;
     env.cli(&["reload"])?;
@@ -390,11 +390,11 @@ fn the_socket_is_for_root_and_its_group() -> anyhow::Result<()> {
         Ok(String::from_utf8_lossy(&output.stderr).into_owned())
     };
     fs::set_permissions(env.dir(), fs::Permissions::from_mode(0o755))?;
-    let said = as_nobody()?;
-    assert!(said.contains("permission denied; only root and"), "{said}");
+    let text = as_nobody()?;
+    assert!(text.contains("permission denied; only root and"), "{text}");
     fs::set_permissions(env.socket(), fs::Permissions::from_mode(0o666))?;
-    let said = as_nobody()?;
-    assert_says(&said, &["uid 65534", "neither root nor in the group"]);
+    let text = as_nobody()?;
+    assert_says(&text, &["uid 65534", "neither root nor in the group"]);
     // A member of the socket's group has access: here the group is root's, so this user joins it.
     chown(env.socket(), None, Some(0))?;
     assert!(listed_by_nobody("--groups=0")?.status.success());

@@ -224,8 +224,8 @@ fn compare(env: &TestEnv, entries: &Entries, rng: &mut ChaCha8Rng) -> anyhow::Re
     Ok(counts)
 }
 
-test!(as_a_scan_of_all_entries_finds_it);
-fn as_a_scan_of_all_entries_finds_it() -> anyhow::Result<()> {
+test!(lookup_matches_scan_of_all_entries);
+fn lookup_matches_scan_of_all_entries() -> anyhow::Result<()> {
     // A new seed each time; a failure prints it.
     let seed = RandomState::new().build_hasher().finish();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);

@@ -80,10 +80,10 @@ fn is_found(
             "{found:#}"
         );
     }
-    let said = env.cli(&["verify"])?;
+    let text = env.cli(&["verify"])?;
     ensure!(
-        said == "the kernel's maps contain all 2 entries of 1 policy\n",
-        "{said}"
+        text == "the kernel's maps contain all 2 entries of 1 policy\n",
+        "{text}"
     );
     Ok(())
 }
@@ -202,11 +202,11 @@ fn many_entries_are_compared_part_by_part() -> anyhow::Result<()> {
         }
         env.configure(&near(&cidrs.join(", ")))?;
         env.start_under(&["env".to_owned(), format!("RTO_AGENT_BATCH={batch}")])?;
-        let said = env.cli(&["verify"])?;
+        let text = env.cli(&["verify"])?;
         let all = 3 * THIRDS + 2;
         ensure!(
-            said == format!("the kernel's maps contain all {all} entries of 1 policy\n"),
-            "{said}"
+            text == format!("the kernel's maps contain all {all} entries of 1 policy\n"),
+            "{text}"
         );
         // The last entry, except for the entry that contains it.
         let last = format!("2001:db8:{:x}::", THIRDS - 1);
@@ -240,9 +240,9 @@ fn await_pins(env: &TestEnv, expected: &[PathBuf]) -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(each_pin_is_looked_at);
+test!(verify_checks_each_pin);
 /// A missing pin, and a pin of another map, link or program, is reported and pinned again.
-fn each_pin_is_looked_at() -> anyhow::Result<()> {
+fn verify_checks_each_pin() -> anyhow::Result<()> {
     let env = env()?;
     let all = pins(&env)?;
     let trie = map(&env, maps::ENTRIES_V4)?;
@@ -250,10 +250,10 @@ fn each_pin_is_looked_at() -> anyhow::Result<()> {
         let name = pin.display().to_string();
         fs::remove_file(pin)?;
         let verified = env.json(&["verify"])?;
-        let said = verified["problems"][0].as_str().unwrap_or_default();
+        let text = verified["problems"][0].as_str().unwrap_or_default();
         // Unless the health check was faster.
         ensure!(
-            verified["ok"] == true || said.contains(&name),
+            verified["ok"] == true || text.contains(&name),
             "{name}: {verified:#}"
         );
         await_pins(&env, &all)?;
@@ -282,8 +282,8 @@ fn a_foreign_map_in_a_pins_place_is_not_adopted() -> anyhow::Result<()> {
         own.twin()?.pin(&pin)?;
         env.start()?;
         ensure!(map(&env, name)?.id == own.id, "{name}");
-        let said = format!("the pin {} is not the map", pin.display());
-        env.logs(&said)?;
+        let expected = format!("the pin {} is not the map", pin.display());
+        env.logs(&expected)?;
         let status = env.status()?;
         ensure!(status["healthy"] == true, "{status:#}");
         ensure!(attempts(&env)? >= set);
@@ -335,8 +335,8 @@ fn a_foreign_link_is_left_alone_without_cap_sys_admin() -> anyhow::Result<()> {
             programs.len() == 2 && programs[0] == program,
             "{programs:?}, the foreign one is {program}"
         );
-        let said = format!("the pin {} is the link of another program", link.display());
-        env.logs(&said)?;
+        let expected = format!("the pin {} is the link of another program", link.display());
+        env.logs(&expected)?;
         // The same while a daemon runs.
         fs::remove_file(&link)?;
         foreign.pin_link(&link)?;

@@ -220,10 +220,10 @@ fn promtool_finds_no_problem() -> anyhow::Result<()> {
     input.write_all(text.body.as_bytes())?;
     drop(input);
     let output = promtool.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
+    let error = String::from_utf8_lossy(&output.stderr);
     ensure!(
-        output.status.success() && said.is_empty(),
-        "{output:?}\n{said}"
+        output.status.success() && error.is_empty(),
+        "{output:?}\n{error}"
     );
     Ok(())
 }

@@ -302,19 +302,19 @@ test!(doctor_names_program_that_sets_callbacks);
 fn doctor_names_program_that_sets_callbacks() -> anyhow::Result<()> {
     let env = TestEnv::with(&policy("initial_rto = \"100ms\""))?;
     let found = |env: &TestEnv| {
-        let said = env.try_cli(&["doctor", "--verbose"])?.stdout;
-        anyhow::Ok(String::from_utf8_lossy(&said).into_owned())
+        let text = env.try_cli(&["doctor", "--verbose"])?.stdout;
+        anyhow::Ok(String::from_utf8_lossy(&text).into_owned())
     };
     let harmless = Foreign::attach_empty(env.cgroup.path())?;
-    let said = found(&env)?;
-    ensure!(!said.contains("sets callback flags"), "{said}");
+    let text = found(&env)?;
+    ensure!(!text.contains("sets callback flags"), "{text}");
     let setter = Foreign::attach_overwriting_established(env.cgroup.path(), STATE_CB)?;
-    let said = found(&env)?
+    let text = found(&env)?
         .split_whitespace()
         .collect::<Vec<_>>()
         .join(" ");
     let named = format!("(id {}, sets callback flags)", setter.program_id()?);
     let other = format!("(id {})", harmless.program_id()?);
-    ensure!(said.contains(&named) && said.contains(&other), "{said}");
+    ensure!(text.contains(&named) && text.contains(&other), "{text}");
     Ok(())
 }

@@ -276,8 +276,8 @@ fn advice(histograms: Histograms) -> anyhow::Result<()> {
     let mut other = Command::new(find(None)?);
     other.args(["advise", "--prometheus", &server]);
     other.args(["--match", "job=\"other\""]);
-    let said = refusal(&netns::inside(netns, || Ok(other.output()?))?)?;
-    ensure!(said.contains("no metrics of rto-agent"), "{said}");
+    let error = refusal(&netns::inside(netns, || Ok(other.output()?))?)?;
+    ensure!(error.contains("no metrics of rto-agent"), "{error}");
     Ok(())
 }
 

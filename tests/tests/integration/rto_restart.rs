@@ -266,9 +266,9 @@ fn a_path_that_was_slow_for_a_while() -> anyhow::Result<()> {
     assert_sinks(&mut flow, RTO_MIN - RTT)
 }
 
-test!(never_below_what_the_kernel_takes);
+test!(rto_restart_keeps_the_kernels_minimum);
 /// For a peer farther away than rto_min the kernel's minimum remains.
-fn never_below_what_the_kernel_takes() -> anyhow::Result<()> {
+fn rto_restart_keeps_the_kernels_minimum() -> anyhow::Result<()> {
     let link = link(POLICIES)?;
     link.relay.set_delay(FAR / 2);
     let mut flow = Flow::begin(&link.env, RELAY_SERVER_V4, PORT)?;

@@ -161,10 +161,11 @@ fn trie(tries: &Tries) -> Trie<'_, 4, u64> {
 
 /// The results of the three batch commands.
 fn tried(trie: &Trie<'_, 4, u64>) -> [io::Result<()>; 3] {
-    let (mut read, mut told) = (vec![key(0); 60], vec![0; 60]);
+    let (mut read, mut read_values) = (vec![key(0); 60], vec![0; 60]);
     [
         trie.update_batch(&[key(1)], &[1]),
-        trie.lookup_batch(None, &mut read, &mut told).map(drop),
+        trie.lookup_batch(None, &mut read, &mut read_values)
+            .map(drop),
         trie.delete_batch(&[key(1)]),
     ]
 }
@@ -189,24 +190,24 @@ pub(super) fn assert_no_batches() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(batches_are_what_the_kernel_has, needs = [LPM_BATCHES]);
+test!(batch_support_is_detected, needs = [LPM_BATCHES]);
 /// Each of the three commands, through the agent's own functions, on a private trie.
-fn batches_are_what_the_kernel_has() -> anyhow::Result<()> {
+fn batch_support_is_detected() -> anyhow::Result<()> {
     let tries = Tries::new(COUNT.into())?;
     let trie = trie(&tries);
     let keys: Vec<LpmKey<4>> = (0..COUNT).map(key).collect();
     let values: Vec<u64> = (0..COUNT).map(u64::from).collect();
     // More than half of the entries, so that reading needs two batches.
-    let (mut read, mut told) = (vec![key(0); 60], vec![0; 60]);
+    let (mut read, mut read_values) = (vec![key(0); 60], vec![0; 60]);
     trie.update_batch(&keys, &values)?;
     assert_eq!(trie.lookup(&key(7))?, Some(7));
     let mut found = Vec::new();
     let mut cursor = None;
     loop {
-        let (count, next) = trie.lookup_batch(cursor, &mut read, &mut told)?;
+        let (count, next) = trie.lookup_batch(cursor, &mut read, &mut read_values)?;
         found.extend(
             read.iter()
-                .zip(&told)
+                .zip(&read_values)
                 .take(count)
                 .map(|(k, v)| (k.data[3], *v)),
         );
@@ -251,7 +252,7 @@ fn reload() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(it_answers_while_it_loads, answers);
+test!(daemon_answers_while_loading, answers);
 fn answers() -> anyhow::Result<()> {
     let many = scaled("entries", 6 * MANY, MANY);
     let mut env = env("max_entries = 300001\n")?;
@@ -394,10 +395,10 @@ fn add_grows_the_maps() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(a_restart_keeps_what_has_grown);
+test!(restart_keeps_size_of_grown_maps);
 /// The maps keep their size even if they have room for more than the entries. New tries keep the hits of the former
 /// ones.
-fn a_restart_keeps_what_has_grown() -> anyhow::Result<()> {
+fn restart_keeps_size_of_grown_maps() -> anyhow::Result<()> {
     let mut env = env("max_entries = 2\n")?;
     env.start()?;
     let address = to(SERVER_V4, PORT);
@@ -426,9 +427,9 @@ fn a_restart_keeps_what_has_grown() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(a_full_table_left_over_is_no_hindrance);
+test!(start_replaces_full_table_of_killed_daemon);
 /// As after a kill in the middle of a replacement: the new entries do not fit beside the old ones.
-fn a_full_table_left_over_is_no_hindrance() -> anyhow::Result<()> {
+fn start_replaces_full_table_of_killed_daemon() -> anyhow::Result<()> {
     let list = |second: u8| {
         let cidrs = (0..7).map(|i| format!("\"10.{second}.{i}.0/24\", "));
         format!(
@@ -487,8 +488,8 @@ fn reload_grows_the_maps() -> anyhow::Result<()> {
     env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)
 }
 
-test!(a_policy_is_never_missing_while_they_grow);
-fn a_policy_is_never_missing_while_they_grow() -> anyhow::Result<()> {
+test!(policies_stay_active_while_maps_grow);
+fn policies_stay_active_while_maps_grow() -> anyhow::Result<()> {
     let mut env = env("max_entries = 2\n")?;
     env.start()?;
     // From 2 to 512 and more: ten times new maps and a new program.

@@ -114,8 +114,8 @@ fn directories_of_others_are_refused() -> anyhow::Result<()> {
         (&socket, theirs.join("control.sock"), owned),
         (&socket, open.join("control.sock"), writable),
     ] {
-        let said = refusal(&mut env, from, &to)?;
-        ensure!(said.contains(why), "{}: {said}", to.display());
+        let error = refusal(&mut env, from, &to)?;
+        ensure!(error.contains(why), "{}: {error}", to.display());
     }
     assert_eq!(fs::read_dir(&victim)?.count(), 0);
     assert_eq!(fs::read_dir(&theirs)?.count(), 0);
@@ -124,8 +124,8 @@ fn directories_of_others_are_refused() -> anyhow::Result<()> {
     fs::write(&precious, "kept")?;
     symlink(&precious, env.socket())?;
     env.configure("")?;
-    let said = env.start_fails()?;
-    ensure!(said.contains("exists and is not a socket"), "{said}");
+    let error = env.start_fails()?;
+    ensure!(error.contains("exists and is not a socket"), "{error}");
     assert_eq!(fs::read_to_string(&precious)?, "kept");
     fs::remove_file(env.socket())?;
     // Without these the daemon starts.
@@ -148,16 +148,16 @@ fn a_planted_pin_directory_is_refused() -> anyhow::Result<()> {
     fs::DirBuilder::new().mode(0o755).create(&planted.0)?;
     chown(&planted.0, Some(NOBODY), None)?;
     env.configure("")?;
-    let said = env.start_fails()?;
-    assert_says(&said, &["pin_dir", "it belongs to uid 65534"]);
+    let error = env.start_fails()?;
+    assert_says(&error, &["pin_dir", "it belongs to uid 65534"]);
     // Commands that remove pins do not touch it either.
     env.cli_refuses(&["detach"], "it belongs to uid 65534")?;
     assert!(planted.0.is_dir());
     Ok(())
 }
 
-test!(the_metrics_port_shows_no_more);
-fn the_metrics_port_shows_no_more() -> anyhow::Result<()> {
+test!(metrics_port_serves_nothing_else);
+fn metrics_port_serves_nothing_else() -> anyhow::Result<()> {
     let port = std::net::TcpListener::bind("127.0.0.1:0")?
         .local_addr()?
         .port();

@@ -47,9 +47,9 @@ fn limits(env: &TestEnv, ban: Duration, rules: &str) -> anyhow::Result<()> {
     nft(&env.net.server, &["-f", "-"], &text).map(drop)
 }
 
-test!(syn_rate_limit_counts_the_copies, needs = [LINEAR_SYNS]);
+test!(syn_rate_limit_counts_retransmissions, needs = [LINEAR_SYNS]);
 /// Six SYNs a minute per client, and 0.7 s of loss behind the limit.
-fn syn_rate_limit_counts_the_copies() -> anyhow::Result<()> {
+fn syn_rate_limit_counts_retransmissions() -> anyhow::Result<()> {
     const LIMIT: &str = "tcp flags & (syn|ack) == syn \
                          update @seen { ip saddr limit rate over 6/minute burst 6 packets } drop;";
     /// When a token becomes available; until then every retransmission is dropped.

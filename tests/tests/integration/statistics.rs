@@ -258,12 +258,15 @@ fn an_rtt_just_below_the_initial_rto() -> anyhow::Result<()> {
     panic!("segments were retransmitted each time: {seen:?}");
 }
 
-test!(an_rtt_beyond_it_is_spurious, || beyond(
+test!(rtt_beyond_initial_rto_is_spurious, || beyond(
     RELAY_SERVER_V4,
     true
 ));
-test!(an_rtt_beyond_it_over_ipv6, || beyond(RELAY_SERVER_V6, true));
-test!(an_rtt_beyond_it_without_timestamps, || {
+test!(rtt_beyond_initial_rto_over_ipv6, || beyond(
+    RELAY_SERVER_V6,
+    true
+));
+test!(rtt_beyond_initial_rto_without_timestamps, || {
     beyond(RELAY_SERVER_V4, false)
 });
 fn beyond(server: &str, timestamps: bool) -> anyhow::Result<()> {
@@ -279,7 +282,9 @@ fn beyond(server: &str, timestamps: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(late_answer_makes_copies_spurious, || slow_syns(true));
+test!(late_answer_makes_retransmissions_spurious, || slow_syns(
+    true
+));
 test!(late_answer_without_timestamps, || slow_syns(false));
 /// The handshake takes 150 ms and later round trips take no time: only SYNs are slow, as in a firewall or a SYN queue.
 fn slow_syns(timestamps: bool) -> anyhow::Result<()> {
@@ -352,10 +357,10 @@ fn longer_timers_lose_time() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(histograms_hold_the_times_there_were);
+test!(histograms_match_times_on_the_wire);
 /// Times agree with the wire of each end (20 ms there and back, plus the machine's delays), to a jiffy and in the right
 /// bucket.
-fn histograms_hold_the_times_there_were() -> anyhow::Result<()> {
+fn histograms_match_times_on_the_wire() -> anyhow::Result<()> {
     let one_way = Duration::from_millis(10);
     let link = Link::with(&format!("{ALL}{}", policy(INITIAL_RTO_MS)), one_way, true)?;
     let captures = BothEnds::of(&link.env.net, &link.relay)?;
@@ -460,7 +465,7 @@ fn aborted(reply: Option<i32>) -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(what_no_entry_covers_is_counted_if_asked, unmatched);
+test!(count_unmatched_counts_connections_without_entry, unmatched);
 fn unmatched() -> anyhow::Result<()> {
     let elsewhere = "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.88.1.0/24\"]\n";
     let mut env = TestEnv::with(elsewhere)?;

@@ -133,8 +133,8 @@ fn every_end_leaves_the_terminal_as_it_was() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(a_daemon_that_hangs_keeps_no_key_waiting);
-fn a_daemon_that_hangs_keeps_no_key_waiting() -> anyhow::Result<()> {
+test!(top_accepts_keys_while_daemon_hangs);
+fn top_accepts_keys_while_daemon_hangs() -> anyhow::Result<()> {
     let (env, _server) = env()?;
     let mut top = top(&env)?;
     env.signal(Signal::SIGSTOP)?;
@@ -153,8 +153,8 @@ fn a_daemon_that_hangs_keeps_no_key_waiting() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(a_daemon_that_is_gone_is_told_and_found_again);
-fn a_daemon_that_is_gone_is_told_and_found_again() -> anyhow::Result<()> {
+test!(top_reports_lost_daemon_and_reconnects);
+fn top_reports_lost_daemon_and_reconnects() -> anyhow::Result<()> {
     let (mut env, _server) = env()?;
     let mut top = top(&env)?;
     env.end(Signal::SIGTERM)?;

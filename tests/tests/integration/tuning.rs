@@ -18,7 +18,7 @@ fn hz() -> anyhow::Result<u32> {
     Ok(u32::try_from(Machine::here()?.hz)?)
 }
 
-test!(killed_at_random_moments_with_what_it_has_learnt, killed);
+test!(learnt_values_survive_kills_at_random, killed);
 /// A learnt value and a control arm, under traffic: both stay active all the time and continue after each start.
 fn killed() -> anyhow::Result<()> {
     const KILLS: u32 = 20;

@@ -1,6 +1,6 @@
 //! `rto-agent watch`: retransmissions as they happen.
 
-use rto_tests::watcher::{Told, Watcher, told};
+use rto_tests::watcher::{Sent, Watcher, sent};
 
 use crate::prelude::*;
 
@@ -158,8 +158,8 @@ fn fast_retransmissions() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(only_what_was_asked_for);
-fn only_what_was_asked_for() -> anyhow::Result<()> {
+test!(watch_filters_by_policy_and_cidr);
+fn watch_filters_by_policy_and_cidr() -> anyhow::Result<()> {
     let env = silent(&format!("count_unmatched = true\n{POLICIES}"))?;
     let by_policy = Watcher::start(&env, &["--policy", "other"])?;
     let by_cidr = Watcher::start(&env, &["--cidr", "10.88.1.0/28"])?;
@@ -173,7 +173,7 @@ fn only_what_was_asked_for() -> anyhow::Result<()> {
             is("syn")(line)
         })?;
     }
-    for (args, said) in [
+    for (args, expected) in [
         (
             ["--policy", "unknown"],
             "no active policy unknown; active policies: near, other, unmatched",
@@ -181,7 +181,7 @@ fn only_what_was_asked_for() -> anyhow::Result<()> {
         (["--cidr", "10.88.1.1/24"], "10.88.1.0/24"),
         (["--policy", "a b"], "invalid policy name"),
     ] {
-        env.cli_refuses(&[&["watch"][..], &args].concat(), said)?;
+        env.cli_refuses(&[&["watch"][..], &args].concat(), expected)?;
     }
     Ok(())
 }
@@ -189,28 +189,28 @@ fn only_what_was_asked_for() -> anyhow::Result<()> {
 test!(no_event_is_sent_without_a_client);
 fn no_event_is_sent_without_a_client() -> anyhow::Result<()> {
     let env = TestEnv::with(POLICIES)?;
-    assert!(told(&env)? == Told::Nothing);
+    assert!(sent(&env)? == Sent::Nothing);
     let watcher = Watcher::start(&env, &[])?;
     let other = Watcher::start(&env, &[])?;
     drop(watcher);
     // The other watcher may have started only now.
     thread::sleep(Duration::from_millis(300));
-    becomes(&env, Told::Live)?;
+    becomes(&env, Sent::Live)?;
     thread::sleep(Duration::from_millis(300));
-    assert_eq!(told(&env)?, Told::Live, "one of two has gone");
+    assert_eq!(sent(&env)?, Sent::Live, "one of two has gone");
     drop(other);
-    becomes(&env, Told::Nothing)
+    becomes(&env, Sent::Nothing)
 }
 
-test!(nothing_is_told_after_a_killed_daemon);
+test!(no_event_is_sent_after_killed_daemon);
 /// The next daemon switches off the events that the killed one had switched on.
-fn nothing_is_told_after_a_killed_daemon() -> anyhow::Result<()> {
+fn no_event_is_sent_after_killed_daemon() -> anyhow::Result<()> {
     let mut env = TestEnv::with(POLICIES)?;
     let _watcher = Watcher::start(&env, &[])?;
     env.end(Signal::SIGKILL)?;
-    assert_ne!(told(&env)?, Told::Nothing, "the control");
+    assert_ne!(sent(&env)?, Sent::Nothing, "the control");
     env.start()?;
-    assert_eq!(told(&env)?, Told::Nothing);
+    assert_eq!(sent(&env)?, Sent::Nothing);
     Ok(())
 }
 
@@ -231,9 +231,9 @@ fn detaching_while_the_watch_begins() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn becomes(env: &TestEnv, what: Told) -> anyhow::Result<()> {
+fn becomes(env: &TestEnv, what: Sent) -> anyhow::Result<()> {
     let name = format!("{what:?}");
-    eventually_seen(&name, TIMEOUT, || told(env), |told| *told == what).map(drop)
+    eventually_seen(&name, TIMEOUT, || sent(env), |sent| *sent == what).map(drop)
 }
 
 test!(lost_events_are_counted);
@@ -273,7 +273,7 @@ fn watching_outlasts_a_detachment() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(the_end_of_the_daemon_is_said, end);
+test!(watch_reports_end_of_daemon, end);
 fn end() -> anyhow::Result<()> {
     let mut env = TestEnv::with(POLICIES)?;
     let watcher = Watcher::start(&env, &[])?;

@@ -6,142 +6,117 @@ use std::{ops::RangeInclusive, time::Duration};
 use rto_agent_common::{direction, fallback::Fallback, policy_flags};
 use rto_model::tune::{law::LEAST_SAMPLES, tuner::HOLD_MS};
 
-use super::{Compiler, EffectiveSetting, KERNEL_INITIAL_RTO};
+use super::compiler::{Compiler, KERNEL_INITIAL_RTO};
 use crate::policy::{
-    Adjustment, AutoInitialRto, Guard, InitialRtoSetting, Mode, Settings, Share, Timer,
-    units::{format_duration, jiffies_duration, quantise},
+    Adjustment, AutoInitialRto, Guard, InitialRtoSetting, Mode, Remark, Settings, Share, Timer,
+    units::{format_duration, quantise},
 };
 
 /// Range of the accepted share of spurious retransmissions: less would need more connections than a
 /// policy has in an hour.
 const SPURIOUS: RangeInclusive<Share> = Share::of_ten_thousand(1)..=Share::of_ten_thousand(500);
 
-impl Compiler<'_> {
-    /// The timer of a direction, jiffies. The daemon only ever lengthens a configured timer.
-    pub(super) fn adjusted(&self, timer: Timer, configured: Option<u64>) -> Option<u64> {
-        match timer {
-            Timer::Configured => configured,
-            Timer::Kernel => None,
-            Timer::Value(value) => {
-                let jiffies = self.host.initial_rto(value);
-                Some(jiffies.max(configured.unwrap_or_default()))
-            }
-        }
-    }
+pub(super) fn auto_initial_rto(
+    compiler: &mut Compiler<'_>,
+    auto: &AutoInitialRto,
+    settings: &Settings,
+) {
+    check_initial_rto(compiler, auto);
+    let Adjustment {
+        active, passive, ..
+    } = compiler.adjustment;
+    let learnt = |timer| match (settings.mode, timer) {
+        (Mode::Apply, Timer::Value(_)) => compiler.adjusted(timer, None),
+        _ => None,
+    };
+    (compiler.active, compiler.passive) = (learnt(active.timer), learnt(passive.timer));
+    let text = |duration| format_duration(quantise(duration, compiler.host.hz).effective);
+    let range = format!(
+        "until {LEAST_SAMPLES} connections are counted, then {} to {}",
+        text(auto.least()),
+        text(auto.largest())
+    );
+    let note = match (settings.mode, active.timer) {
+        (Mode::Advise, _) => Some(ADVISED.to_owned()),
+        (Mode::Apply, Timer::Configured) => Some(range),
+        (Mode::Apply, Timer::Kernel | Timer::Value(_)) => None,
+    };
+    let (active, hz) = (compiler.active, compiler.host.hz);
+    let effect = compiler.effect("initial_rto", InitialRtoSetting::Auto(*auto));
+    effect.set_jiffies(active, hz);
+    effect.note = note;
+}
 
-    /// Records the effective timer after a decision of the guard.
-    pub(super) fn adjusted_effect(&mut self, setting: &str, asked: &str, jiffies: Option<u64>) {
-        let hz = self.host.hz;
-        let effect = self.effect(setting, asked);
-        effect.set_jiffies(jiffies, hz);
-        effect.note = Some("rto-agent tune says why".to_owned());
-    }
-
-    pub(super) fn auto_initial_rto(&mut self, auto: &AutoInitialRto, settings: &Settings) {
-        self.check_initial_rto(auto);
-        let Adjustment {
-            active, passive, ..
-        } = self.adjustment;
-        let learnt = |timer| match (settings.mode, timer) {
-            (Mode::Apply, Timer::Value(_)) => self.adjusted(timer, None),
-            _ => None,
-        };
-        (self.active, self.passive) = (learnt(active.timer), learnt(passive.timer));
-        let text = |duration| format_duration(quantise(duration, self.host.hz).effective);
-        let range = format!(
-            "until {LEAST_SAMPLES} connections are counted, then {} to {}",
-            text(auto.least()),
-            text(auto.largest())
+fn check_initial_rto(compiler: &mut Compiler<'_>, auto: &AutoInitialRto) {
+    let (least, largest) = (auto.least(), auto.largest());
+    let mut refuse = |value: String, reason: String| compiler.refuse("initial_rto", value, reason);
+    if largest > KERNEL_INITIAL_RTO {
+        refuse(
+            format!("auto,max={}", format_duration(largest)),
+            "a learnt value must be at most the kernel's own 1s; lower max".to_owned(),
         );
-        let note = match (settings.mode, active.timer) {
-            (Mode::Advise, _) => Some(ADVISED.to_owned()),
-            (Mode::Apply, Timer::Configured) => Some(range),
-            (Mode::Apply, Timer::Kernel | Timer::Value(_)) => None,
-        };
-        let (active, hz) = (self.active, self.host.hz);
-        let effect = self.effect("initial_rto", InitialRtoSetting::Auto(*auto));
-        effect.set_jiffies(active, hz);
-        effect.note = note;
     }
-
-    fn check_initial_rto(&mut self, auto: &AutoInitialRto) {
-        let (least, largest) = (auto.least(), auto.largest());
-        let mut refuse = |value: String, reason: String| self.refuse("initial_rto", value, reason);
-        if largest > KERNEL_INITIAL_RTO {
-            refuse(
-                format!("auto,max={}", format_duration(largest)),
-                "a learnt value must be at most the kernel's own 1s; lower max".to_owned(),
-            );
-        }
-        if least.is_zero() || least > largest {
-            refuse(
-                format!("auto,min={}", format_duration(least)),
-                format!(
-                    "min must be above 0 and at most max, here {}",
-                    format_duration(largest)
-                ),
-            );
-        }
-        if let Some(share) = auto.spurious.filter(|share| !SPURIOUS.contains(share)) {
-            let (least, most) = (SPURIOUS.start(), SPURIOUS.end());
-            refuse(
-                format!("auto,spurious={share}"),
-                format!("the share must be {least} to {most}"),
-            );
-        }
+    if least.is_zero() || least > largest {
+        refuse(
+            format!("auto,min={}", format_duration(least)),
+            format!(
+                "min must be above 0 and at most max, here {}",
+                format_duration(largest)
+            ),
+        );
     }
-
-    /// Compiles `guard` and `mode`.
-    pub(super) fn guard(&mut self, settings: &Settings) {
-        let Adjustment {
-            active, passive, ..
-        } = self.adjustment;
-        for (direction, of) in [(direction::ACTIVE, active), (direction::PASSIVE, passive)] {
-            self.kernel.epochs[direction as usize] = of.epoch;
-        }
-        if self.kernel.epochs != [0; 2] {
-            self.kernel.flags |= policy_flags::GUARDED;
-        }
-        let has_timer = settings.initial_rto.is_some() || settings.syn_ack_rto.fixed().is_some();
-        if settings.guard == Some(Guard::On) && !has_timer {
-            self.refuse(
-                "guard",
-                Guard::On,
-                "it guards timers of SYNs and SYN-ACKs, but the policy sets none; add initial_rto \
-                 or syn_ack_rto",
-            );
-        }
-        if settings.mode == Mode::Advise && !settings.is_automatic() {
-            self.refuse(
-                "mode",
-                settings.mode,
-                "it applies to learnt values, but the policy has none; set initial_rto to \"auto\", \
-                 or use rto-agent advise",
-            );
-        }
-        if let Some(guard) = settings.guard {
-            let on = format!(
-                "the kernel's own timers for {} after {} connections with a spurious \
-                 retransmission, and in outages",
-                format_duration(Duration::from_millis(HOLD_MS)),
-                Fallback::SPURIOUS
-            );
-            self.effect("guard", guard).note = (guard == Guard::On).then_some(on);
-        }
-        if settings.mode == Mode::Advise {
-            self.effect("mode", settings.mode);
-        }
+    if let Some(share) = auto.spurious.filter(|share| !SPURIOUS.contains(share)) {
+        let (least, most) = (SPURIOUS.start(), SPURIOUS.end());
+        refuse(
+            format!("auto,spurious={share}"),
+            format!("the share must be {least} to {most}"),
+        );
     }
 }
 
-impl EffectiveSetting {
-    /// Sets the effective timer; `None`: the kernel's own.
-    pub(super) fn set_jiffies(&mut self, jiffies: Option<u64>, hz: u32) {
-        self.jiffies = jiffies;
-        self.effective = match jiffies {
-            Some(jiffies) => format_duration(jiffies_duration(jiffies, hz)),
-            None => "the kernel's own".to_owned(),
-        };
+/// Compiles `guard` and `mode`.
+pub(super) fn guard(compiler: &mut Compiler<'_>, settings: &Settings) {
+    let Adjustment {
+        active, passive, ..
+    } = compiler.adjustment;
+    for (direction, of) in [(direction::ACTIVE, active), (direction::PASSIVE, passive)] {
+        compiler.kernel.epochs[direction as usize] = of.epoch;
+    }
+    if compiler.kernel.epochs != [0; 2] {
+        compiler.kernel.flags |= policy_flags::GUARDED;
+    }
+    let has_timer = settings.initial_rto.is_some() || settings.syn_ack_rto.fixed().is_some();
+    if settings.guard == Some(Guard::On) && !has_timer {
+        let reason = Remark::new(|terms| {
+            format!(
+                "it guards timers of SYNs and SYN-ACKs, but the policy sets none; add {} or {}",
+                terms.name("initial_rto"),
+                terms.name("syn_ack_rto")
+            )
+        });
+        compiler.refuse("guard", Guard::On, reason);
+    }
+    if settings.mode == Mode::Advise && !settings.is_automatic() {
+        let reason = Remark::new(|terms| {
+            format!(
+                "it applies to learnt values, but the policy has none; set {} to \"auto\", or \
+                 use rto-agent advise",
+                terms.name("initial_rto")
+            )
+        });
+        compiler.refuse("mode", settings.mode, reason);
+    }
+    if let Some(guard) = settings.guard {
+        let on = format!(
+            "the kernel's own timers for {} after {} connections with a spurious \
+             retransmission, and in outages",
+            format_duration(Duration::from_millis(HOLD_MS)),
+            Fallback::SPURIOUS
+        );
+        compiler.effect("guard", guard).note = (guard == Guard::On).then_some(on);
+    }
+    if settings.mode == Mode::Advise {
+        compiler.effect("mode", settings.mode);
     }
 }
 

@@ -1,40 +1,38 @@
 //! The `holdout` setting: the share of a policy's connections in its control arm.
 
-use super::Compiler;
+use super::compiler::Compiler;
 use crate::policy::{PolicyName, Settings, Share};
 
 /// The largest control arm.
 const LARGEST: Share = Share::of_ten_thousand(9500);
 
-impl Compiler<'_> {
-    /// Compiles the control arm. After proven harm it has all connections.
-    pub(super) fn control_arm(&mut self, name: &PolicyName, settings: &Settings) {
-        if let Some(share) = settings.holdout {
-            self.holdout(name, share);
-        }
-        if self.adjustment.harm {
-            self.kernel.control_below = Share::ALL.below();
-            self.kernel.control_seed = name.control_seed();
-        }
+/// Compiles the control arm. After proven harm it has all connections.
+pub(super) fn control_arm(compiler: &mut Compiler<'_>, name: &PolicyName, settings: &Settings) {
+    if let Some(share) = settings.holdout {
+        holdout(compiler, name, share);
     }
+    if compiler.adjustment.harm {
+        compiler.kernel.control_below = Share::ALL.below();
+        compiler.kernel.control_seed = name.control_seed();
+    }
+}
 
-    fn holdout(&mut self, name: &PolicyName, share: Share) {
-        if share == Share::ZERO || share > LARGEST {
-            let reason = format!(
-                "a control arm must be more than 0% and at most {LARGEST}; set, for example, \
-                 \"5%\", or remove holdout for a policy without a control arm"
-            );
-            self.refuse("holdout", share, reason);
-            return;
-        }
-        self.kernel.control_below = share.below();
-        self.kernel.control_seed = name.control_seed();
-        let note = match self.adjustment.harm {
-            true => "of connections; now all of them: fallback (harm)",
-            false => "of connections: the control arm, with the kernel's own timers",
-        };
-        self.effect("holdout", share).note = Some(note.to_owned());
+fn holdout(compiler: &mut Compiler<'_>, name: &PolicyName, share: Share) {
+    if share == Share::ZERO || share > LARGEST {
+        let reason = format!(
+            "a control arm must be more than 0% and at most {LARGEST}; set, for example, \
+             \"5%\", or remove holdout for a policy without a control arm"
+        );
+        compiler.refuse("holdout", share, reason);
+        return;
     }
+    compiler.kernel.control_below = share.below();
+    compiler.kernel.control_seed = name.control_seed();
+    let note = match compiler.adjustment.harm {
+        true => "of connections; now all of them: fallback (harm)",
+        false => "of connections: the control arm, with the kernel's own timers",
+    };
+    compiler.effect("holdout", share).note = Some(note.to_owned());
 }
 
 #[cfg(test)]

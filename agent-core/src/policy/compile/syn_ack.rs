@@ -10,135 +10,142 @@ use std::time::Duration;
 use rto_agent_common::{SYN_ACK_RETRIES_LEN, policy_flags};
 use rto_model::syn::{self, syn_ack_lifetime, syn_ack_rto_auto};
 
-use super::Compiler;
+use super::compiler::Compiler;
 use crate::policy::{
-    Mptcp, Settings, SynAckRto, Timer,
+    Mptcp, Remark, Settings, SynAckRto, Timer,
     units::{format_duration, quantise, tenths_of_s},
 };
 
-impl Compiler<'_> {
-    pub(super) fn syn_ack_rto(&mut self, settings: &Settings) {
-        match settings.syn_ack_rto {
-            SynAckRto::Keep => {
-                self.passive = None;
-                self.effect("syn_ack_rto", "keep").set_jiffies(None, 0);
+pub(super) fn syn_ack_rto(compiler: &mut Compiler<'_>, settings: &Settings) {
+    match settings.syn_ack_rto {
+        SynAckRto::Keep => {
+            compiler.passive = None;
+            compiler.effect("syn_ack_rto", "keep").set_jiffies(None, 0);
+        }
+        SynAckRto::Auto => match compiler.passive {
+            _ if !compiler.errors.is_empty() => {}
+            Some(initial_rto) => automatic(compiler, initial_rto),
+            None if settings.initial_rto.is_some() => {
+                compiler.effect("syn_ack_rto", "auto").set_jiffies(None, 0);
             }
-            SynAckRto::Auto => match self.passive {
-                _ if !self.errors.is_empty() => {}
-                Some(initial_rto) => self.syn_ack_rto_auto(initial_rto),
-                None if settings.initial_rto.is_some() => {
-                    self.effect("syn_ack_rto", "auto").set_jiffies(None, 0);
-                }
-                None => {}
-            },
-            SynAckRto::Fixed(asked) => {
-                if self.is_initial_rto("syn_ack_rto", asked) {
-                    self.syn_ack_rto_fixed(asked);
-                }
+            None => {}
+        },
+        SynAckRto::Fixed(asked) => {
+            if compiler.is_initial_rto("syn_ack_rto", asked) {
+                fixed(compiler, asked);
             }
         }
     }
+}
 
-    fn syn_ack_rto_fixed(&mut self, asked: Duration) {
-        let configured = quantise(asked, self.host.hz).jiffies;
-        let timer = self.adjustment.passive.timer;
-        // The value learnt for "auto" does not apply to a fixed setting.
-        self.passive = None;
-        let text = format_duration(asked);
-        let Some(jiffies) = self.adjusted(timer, Some(configured)) else {
-            self.adjusted_effect("syn_ack_rto", &text, None);
-            return;
+fn fixed(compiler: &mut Compiler<'_>, asked: Duration) {
+    let configured = quantise(asked, compiler.host.hz).jiffies;
+    let timer = compiler.adjustment.passive.timer;
+    // The value learnt for "auto" does not apply to a fixed setting.
+    compiler.passive = None;
+    let text = format_duration(asked);
+    let Some(jiffies) = compiler.adjusted(timer, Some(configured)) else {
+        compiler.adjusted_effect("syn_ack_rto", &text, None);
+        return;
+    };
+    let in_kernel = u32::try_from(jiffies).unwrap_or(u32::MAX);
+    compiler.kernel.syn_ack_rto_jiffies = [in_kernel; SYN_ACK_RETRIES_LEN];
+    syn_ack_effect(compiler, &text, jiffies);
+    if timer == Timer::Configured {
+        compiler.warn_of_long("syn_ack_rto", asked);
+        warn_of_short_requests(compiler, asked, jiffies);
+    }
+}
+
+fn automatic(compiler: &mut Compiler<'_>, initial_rto: u64) {
+    let hz = u64::from(compiler.host.hz);
+    let of = |retries: u8| syn_ack_rto_auto(initial_rto, hz, retries);
+    for (retries, slot) in compiler.kernel.syn_ack_rto_jiffies.iter_mut().enumerate() {
+        let jiffies = of(u8::try_from(retries).unwrap_or(u8::MAX));
+        // The kernel's own timer needs no setting, unless it was requested.
+        *slot = match jiffies == hz && initial_rto != hz {
+            true => 0,
+            false => u32::try_from(jiffies).unwrap_or(u32::MAX),
         };
-        let in_kernel = u32::try_from(jiffies).unwrap_or(u32::MAX);
-        self.kernel.syn_ack_rto_jiffies = [in_kernel; SYN_ACK_RETRIES_LEN];
-        self.syn_ack_effect(&text, jiffies);
-        if timer == Timer::Configured {
-            self.warn_of_long("syn_ack_rto", asked);
-            self.warn_of_short_requests(asked, jiffies);
-        }
     }
+    // The table's last slot applies to more retransmissions as well.
+    let most = u8::try_from(SYN_ACK_RETRIES_LEN - 1).unwrap_or(u8::MAX);
+    let retries = compiler.host.syn_ack_retries().min(most);
+    syn_ack_effect(compiler, "auto", of(retries));
+}
 
-    fn syn_ack_rto_auto(&mut self, initial_rto: u64) {
-        let hz = u64::from(self.host.hz);
-        let of = |retries: u8| syn_ack_rto_auto(initial_rto, hz, retries);
-        for (retries, slot) in self.kernel.syn_ack_rto_jiffies.iter_mut().enumerate() {
-            let jiffies = of(u8::try_from(retries).unwrap_or(u8::MAX));
-            // The kernel's own timer needs no setting, unless it was requested.
-            *slot = match jiffies == hz && initial_rto != hz {
-                true => 0,
-                false => u32::try_from(jiffies).unwrap_or(u32::MAX),
-            };
-        }
-        // The table's last slot applies to more retransmissions as well.
-        let most = u8::try_from(SYN_ACK_RETRIES_LEN - 1).unwrap_or(u8::MAX);
-        self.syn_ack_effect("auto", of(self.host.syn_ack_retries().min(most)));
+fn syn_ack_effect(compiler: &mut Compiler<'_>, asked: &str, jiffies: u64) {
+    let hz = compiler.host.hz;
+    let retries = compiler.host.syn_ack_retries();
+    let lifetime = request_lifetime(compiler, jiffies, retries);
+    let mut note = format!(
+        "half-open connections are kept for {} with {}; kernel default: {}",
+        seconds(lifetime, hz),
+        retransmissions(retries),
+        seconds(request_lifetime(compiler, hz.into(), retries), hz),
+    );
+    if retries < compiler.host.tcp_synack_retries {
+        note.push_str(&format!(
+            "; {} are configured here, but on this kernel the program cannot read the number \
+             of a request",
+            compiler.host.tcp_synack_retries
+        ));
     }
+    let effect = compiler.effect("syn_ack_rto", asked);
+    effect.set_jiffies(Some(jiffies), hz);
+    effect.request_lifetime_ms = Some(lifetime * 1000 / u64::from(hz));
+    effect.note = Some(note);
+}
 
-    fn syn_ack_effect(&mut self, asked: &str, jiffies: u64) {
-        let hz = self.host.hz;
-        let retries = self.host.syn_ack_retries();
-        let lifetime = self.request_lifetime(jiffies, retries);
-        let mut note = format!(
-            "half-open connections are kept for {} with {}; kernel default: {}",
-            seconds(lifetime, hz),
-            retransmissions(retries),
-            seconds(self.request_lifetime(hz.into(), retries), hz),
-        );
-        if retries < self.host.tcp_synack_retries {
-            note.push_str(&format!(
-                "; {} are configured here, but on this kernel the program cannot read the number \
-                 of a request",
-                self.host.tcp_synack_retries
-            ));
-        }
-        let effect = self.effect("syn_ack_rto", asked);
-        effect.set_jiffies(Some(jiffies), hz);
-        effect.request_lifetime_ms = Some(lifetime * 1000 / u64::from(hz));
-        effect.note = Some(note);
-    }
-
-    fn warn_of_short_requests(&mut self, asked: Duration, jiffies: u64) {
-        let hz = self.host.hz;
-        let retries = self.host.syn_ack_retries();
-        let lifetime = self.request_lifetime(jiffies, retries);
-        let kernel = self.request_lifetime(hz.into(), retries);
-        let wanted = kernel.min(syn::SYN_ACK_LIFETIME_S * u64::from(hz));
-        if lifetime < wanted {
-            self.warnings.push(format!(
-                "syn_ack_rto = {}: a half-open connection is kept for {} with {} (kernel default: {}); \
-                 a client whose ACK and data are lost for longer is reset; syn_ack_rto = \"auto\" \
-                 keeps it for {}",
-                format_duration(asked),
+fn warn_of_short_requests(compiler: &mut Compiler<'_>, asked: Duration, jiffies: u64) {
+    let hz = compiler.host.hz;
+    let retries = compiler.host.syn_ack_retries();
+    let lifetime = request_lifetime(compiler, jiffies, retries);
+    let kernel = request_lifetime(compiler, hz.into(), retries);
+    let wanted = kernel.min(syn::SYN_ACK_LIFETIME_S * u64::from(hz));
+    if lifetime < wanted {
+        compiler.warn(|terms| {
+            format!(
+                "{}: a half-open connection is kept for {} with {} (kernel default: {}); a \
+                 client whose ACK and data are lost for longer is reset; {} keeps it for {}",
+                terms.with("syn_ack_rto", format_duration(asked)),
                 seconds(lifetime, hz),
                 retransmissions(retries),
                 seconds(kernel, hz),
+                terms.quoted("syn_ack_rto", "auto"),
                 seconds(wanted, hz),
-            ));
+            )
+        });
+    }
+}
+
+fn request_lifetime(compiler: &Compiler<'_>, initial_rto: u64, retries: u8) -> u64 {
+    syn_ack_lifetime(
+        initial_rto,
+        syn::RTO_MAX_S * u64::from(compiler.host.hz),
+        retries,
+    )
+}
+
+pub(super) fn mptcp(compiler: &mut Compiler<'_>, settings: &Settings) {
+    match settings.mptcp {
+        Mptcp::Keep => {}
+        Mptcp::Apply if settings.initial_rto.is_some() || settings.rto_max.is_some() => {
+            compiler.kernel.flags |= policy_flags::MPTCP;
+            let note = "MPTCP sockets also get initial_rto and rto_max";
+            compiler.effect("mptcp", "apply").note = Some(note.to_owned());
         }
-    }
-
-    fn request_lifetime(&self, initial_rto: u64, retries: u8) -> u64 {
-        syn_ack_lifetime(
-            initial_rto,
-            syn::RTO_MAX_S * u64::from(self.host.hz),
-            retries,
-        )
-    }
-
-    pub(super) fn mptcp(&mut self, settings: &Settings) {
-        match settings.mptcp {
-            Mptcp::Keep => {}
-            Mptcp::Apply if settings.initial_rto.is_some() || settings.rto_max.is_some() => {
-                self.kernel.flags |= policy_flags::MPTCP;
-                let note = "MPTCP sockets also get initial_rto and rto_max";
-                self.effect("mptcp", "apply").note = Some(note.to_owned());
-            }
-            Mptcp::Apply => self.refuse(
-                "mptcp",
-                settings.mptcp,
-                "it sets initial_rto and rto_max on MPTCP sockets, but the policy has neither; \
-                 add one, for example initial_rto = \"100ms\"",
-            ),
+        Mptcp::Apply => {
+            let reason = Remark::new(|terms| {
+                format!(
+                    "it sets {} and {} on MPTCP sockets, but the policy has neither; add one, \
+                     for example {}",
+                    terms.name("initial_rto"),
+                    terms.name("rto_max"),
+                    terms.quoted("initial_rto", "100ms")
+                )
+            });
+            compiler.refuse("mptcp", settings.mptcp, reason);
         }
     }
 }
@@ -155,7 +162,7 @@ fn retransmissions(retries: u8) -> String {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::tests::{compiled, described, on},
+        super::tests::{compiled, described, on, warnings},
         *,
     };
     use crate::{
@@ -194,11 +201,11 @@ mod tests {
             };
             let compiled = on(&host, toml, &Adjustment::default());
             let effect = described(&compiled, "syn_ack_rto");
-            let warnings = compiled.warnings.iter();
-            let warnings = warnings.filter(|warning| warning.contains("syn_ack_rto"));
+            let mut warnings = warnings(&compiled);
+            warnings.retain(|warning| warning.contains("syn_ack_rto"));
             let lines: Vec<_> = effect
                 .iter()
-                .chain(warnings)
+                .chain(&warnings)
                 .map(|l| format!("\n  {l}"))
                 .collect();
             let toml = toml.replace('\n', "; ");

@@ -1,5 +1,8 @@
 use super::{constraints::lifetime, *};
-use crate::{policy::SETTINGS, testing::HOST};
+use crate::{
+    policy::{SETTINGS, Terms},
+    testing::HOST,
+};
 
 /// Settings, as in a configuration file.
 pub(super) fn settings(toml: &str) -> Settings {
@@ -26,6 +29,11 @@ pub(super) fn errors(host: &HostFacts, toml: &str) -> Vec<String> {
         .iter()
         .map(ToString::to_string)
         .collect()
+}
+
+/// The warnings of a policy.
+pub(super) fn warnings(compiled: &Compiled) -> Vec<String> {
+    compiled.warnings.iter().map(ToString::to_string).collect()
 }
 
 /// The effect of a setting in words, if it has one.
@@ -72,12 +80,39 @@ fn settings_outside_kernel_limits_are_refused() {
     insta::assert_snapshot!(all.join("\n"));
 }
 
+/// A policy of `rto-agent add` is described in terms of its options.
+#[test]
+fn texts_name_keys_or_options() {
+    let both = |toml: &str| {
+        let compiled = compile(&"p".parse().unwrap(), &settings(toml), &HOST);
+        let texts = |terms: Terms| match &compiled {
+            Ok(compiled) => {
+                let warnings = compiled.warnings.iter();
+                warnings.map(|text| text.text(terms).to_owned()).collect()
+            }
+            Err(errors) => Vec::from_iter(errors.iter().map(|error| error.text(terms))),
+        };
+        [Terms::File, Terms::Options].map(|terms| format!("  {}", texts(terms).join("\n  ")))
+    };
+    let all = [
+        "rto_min = '100ms'\nlinear_retries = 2",
+        "rto_restart = true\ndelack_max = '20ms'",
+        "rto_min = '20ms'",
+        "syn_ack_rto = '100ms'",
+        "rto_min = '100ms'\nguard = 'on'",
+        "force = true",
+    ];
+    let all = all.map(|toml| format!("{}\n{}", toml.replace('\n', "; "), both(toml).join("\n")));
+    insta::assert_snapshot!(all.join("\n"));
+}
+
 #[test]
 fn dangerous_values_warn() {
     let warnings = |cidr: &str, toml: &str| {
-        let mut warnings = compiled(toml).warnings;
+        let mut warnings = warnings(&compiled(toml));
         warnings.retain(|text| text.contains("longer than the kernel's own"));
-        warnings.extend(short_for_width(&cidr.parse().unwrap(), &settings(toml)));
+        let short = short_for_width(&cidr.parse().unwrap(), &settings(toml));
+        warnings.extend(short.map(|text| text.to_string()));
         warnings
     };
     let short = warnings("10.0.0.0/16", "initial_rto = '19ms'");
@@ -316,7 +351,7 @@ fn policies_compile_as_in_table() {
 fn thin_linear_with_bbr_warns() {
     let warned = |host: &HostFacts, toml| {
         let compiled = compile(&"p".parse().unwrap(), &settings(toml), host).unwrap();
-        compiled.warnings.iter().any(|text| text.contains("BBR"))
+        warnings(&compiled).iter().any(|text| text.contains("BBR"))
     };
     let bbr = HostFacts {
         is_bbr_default: true,

@@ -66,6 +66,15 @@ impl Setting {
         }
     }
 
+    /// The option with a value: "--rto-min 5ms", "--thin-linear".
+    pub fn option_with(&self, value: &str) -> String {
+        let (flag, _) = self.flag();
+        match value {
+            "true" => flag.to_owned(),
+            value => format!("{flag} {value}"),
+        }
+    }
+
     /// The words among the option's values: of "DURATION|auto", "auto".
     pub fn words(&self) -> impl Iterator<Item = &'static str> {
         let values = self.flag().1.unwrap_or_default().split('|');

@@ -104,7 +104,7 @@ async fn status_of(stream: &mut TcpStream) -> String {
 }
 
 #[test]
-fn others_leave_root_its_bodies_and_watches() {
+fn root_has_its_own_bodies_and_watches() {
     served([0, 1000], async |[root, other]| {
         const RELOAD: &str = "POST /v1/reload";
         let watch = async |to| ask(to, "GET /v1/events", "x: y", b"").await;

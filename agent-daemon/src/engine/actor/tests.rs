@@ -358,7 +358,7 @@ fn entry_is_removed_as_soon_as_it_expires() {
 }
 
 #[test]
-fn expired_entry_that_cannot_be_removed_is_hidden_and_tried_again() {
+fn unremovable_expired_entry_is_hidden_and_retried() {
     let bed = Bed::ready();
     let ttl = Some("1s".to_owned());
     let begin = Instant::now();
@@ -400,9 +400,9 @@ fn answer_lists_the_changes() {
     // An entry of a file.
     let answer = add(request("10.1.0.0/16"));
     let path = bed.path();
-    let said = format!("10.1.0.0/16 overrides the entry of {}:", path.display());
+    let expected = format!("10.1.0.0/16 overrides the entry of {}:", path.display());
     assert_eq!(answer.notes.len(), 1);
-    assert!(answer.notes[0].starts_with(&said), "{answer:?}");
+    assert!(answer.notes[0].starts_with(&expected), "{answer:?}");
     let remove = |cidr: &str| {
         let answer = bed.remove(&[cidr]);
         answer.map(|answer| answer.notes).map_err(|e| e.to_string())
@@ -421,7 +421,7 @@ fn answer_lists_the_changes() {
 
 /// Nothing must happen by itself.
 #[test]
-fn an_idle_engine_does_not_wake() {
+fn idle_engine_does_not_wake() {
     let next_tick = |text: &str| {
         let dir = Bed::configured("");
         let path = dir.path().join("config.toml");
@@ -450,7 +450,7 @@ fn an_idle_engine_does_not_wake() {
 }
 
 #[test]
-fn a_change_is_published_once() {
+fn change_is_published_once() {
     let bed = Bed::ready();
     let readers = |n| {
         let before = bed.kernel.state().readers;
@@ -599,7 +599,7 @@ fn readers_do_not_wait_for_a_change() {
 }
 
 #[test]
-fn while_it_is_attached_again_it_is_told_that_it_is_not() {
+fn status_is_unhealthy_during_reattachment() {
     let bed = Bed::checking_health();
     let gate = Arc::new(Barrier::new(2));
     {
@@ -616,7 +616,7 @@ fn while_it_is_attached_again_it_is_told_that_it_is_not() {
 }
 
 #[test]
-fn once_attached_again_it_walks_over_open_sockets() {
+fn repaired_attachment_scans_open_sockets() {
     let bed = Bed::with("apply_to_open = true\n");
     let cause = || bed.engine.snapshot().walk().cause.clone();
     assert_eq!(cause(), "start");
@@ -627,7 +627,7 @@ fn once_attached_again_it_walks_over_open_sockets() {
 }
 
 #[test]
-fn files_that_hang_are_an_error_and_the_last_good_ones_stay() {
+fn reload_of_hanging_files_fails_and_keeps_last_good() {
     let slow = Arc::new(SlowFiles::default());
     let bed = Bed::reading(slow.reader(Duration::from_millis(200)));
     let hang = slow.hang();

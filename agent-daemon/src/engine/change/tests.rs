@@ -83,7 +83,7 @@ impl Bed {
     /// Checks that the kernel matches what the engine reports.
     fn check(&self) {
         let kernel = &self.engine.kernel;
-        assert_eq!(kernel.held, self.maps(), "it knows what there is");
+        assert_eq!(kernel.maps, self.maps(), "it knows what there is");
         if kernel.out_of_sync.is_none() {
             assert_eq!(self.maps(), self.engine.resolved.maps);
         } else {
@@ -93,7 +93,7 @@ impl Bed {
 }
 
 #[test]
-fn a_runtime_entry_is_in_the_kernel_and_on_the_disk() {
+fn runtime_entry_is_applied_and_stored() {
     let mut bed = bed(NEAR);
     let next = with_entry(bed.engine.desired(), "10.9.0.0/16");
     let change = bed.change(&next, &Persist::Runtime).unwrap();
@@ -197,7 +197,7 @@ fn as_many_policies_as_possible(prefix: &str) -> String {
 }
 
 #[test]
-fn all_policies_are_replaced_by_as_many_others_again_and_again() {
+fn all_policies_can_be_replaced_repeatedly() {
     let mut bed = bed(&as_many_policies_as_possible("a"));
     for prefix in ["b", "c", "a"] {
         let text = as_many_policies_as_possible(prefix);
@@ -218,7 +218,7 @@ fn all_policies_are_replaced_by_as_many_others_again_and_again() {
 }
 
 #[test]
-fn another_host_has_other_values_and_other_defaults() {
+fn changed_host_facts_change_policies_and_defaults() {
     let mut bed = bed(NEAR);
     let host = HostFacts {
         tcp_syn_retries: 3,
@@ -260,7 +260,7 @@ proptest! {
     /// After any failure the maps are unchanged, or the difference is reported and the next repair
     /// corrects it.
     #[test]
-    fn any_write_may_fail(
+    fn change_survives_failure_of_any_write(
         before in text(),
         after in text(),
         failing in prop::collection::btree_set(1usize..60, 0..4),
@@ -309,20 +309,20 @@ proptest! {
 }
 
 #[test]
-fn the_maps_that_are_left_are_known_until_they_go() {
+fn maps_left_for_restore_are_remembered() {
     let mut bed = bed(NEAR);
-    assert!(!bed.engine.kernel.kept);
+    assert!(!bed.engine.kernel.has_left_maps);
     // The kernel in memory has no walker.
     assert!(bed.engine.kernel.unlink_for_restoring(false).is_err());
     assert!(bed.kernel.state().attached);
     let pin_dir = bed.engine.kernel.options.pin_dir.clone();
     assert_eq!(bed.engine.kernel.leave_maps(), pin_dir);
-    assert!(bed.engine.kernel.kept);
-    assert_eq!(bed.engine.kernel.held, MapState::default());
+    assert!(bed.engine.kernel.has_left_maps);
+    assert_eq!(bed.engine.kernel.maps, MapState::default());
 }
 
 #[test]
-fn detached_maps_are_in_step() {
+fn detach_ends_out_of_sync() {
     let mut bed = bed(NEAR);
     let next = with_entry(bed.engine.desired(), "10.9.0.0/16");
     // The first of two writes succeeds, and cannot be undone.
@@ -336,7 +336,7 @@ fn detached_maps_are_in_step() {
     bed.engine.kernel.detach().unwrap();
     assert!(bed.engine.kernel.out_of_sync.is_none());
     assert_eq!(bed.engine.kernel.problems().count(), 0);
-    assert_eq!(bed.engine.kernel.held, MapState::default());
+    assert_eq!(bed.engine.kernel.maps, MapState::default());
 }
 
 #[test]

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_that_found_nothing_is_known_by_when_it_began() {
+    fn comparison_without_difference_records_its_begin() {
         let mut comparing = Comparing::new(mpsc::channel().0);
         let part = |differs, is_last: bool| {
             let cursor = Cursor {

@@ -87,7 +87,7 @@ impl Events {
         self.owners.send_replace(Arc::new(kernel.reader().owners()));
         let stop = Arc::new(AtomicBool::new(false));
         let (lines, owners) = (self.lines.clone(), self.owners.subscribe());
-        let (told, host) = (stop.clone(), *host);
+        let (is_stopped, host) = (stop.clone(), *host);
         let thread = std::thread::Builder::new()
             .name("events".to_owned())
             .spawn(move || {
@@ -99,7 +99,7 @@ impl Events {
                            established: {e}"
                     );
                 }
-                read(reader, &lines, &owners, &host, &told);
+                read(reader, &lines, &owners, &host, &is_stopped);
             })
             .map_err(EngineError::Thread)?;
         self.reader = Some(Running { stop, thread });
@@ -108,7 +108,7 @@ impl Events {
 
     /// Sends another kind of item to watchers.
     pub(in crate::engine) fn tell(&self, item: StreamItem) {
-        let _nobody = self.lines.send(Arc::new(item));
+        let _ = self.lines.send(Arc::new(item));
     }
 
     /// Updates the owners of slots, as policies may have changed.
@@ -164,13 +164,13 @@ fn read(
             let at_us = event.time_ns.saturating_add_signed(offset_ns) / 1000;
             if let Some(view) = EventView::of(&event, at_us, policy, host) {
                 // Without a watcher the event is dropped.
-                let _nobody = lines.send(Arc::new(StreamItem::Event(view)));
+                let _ = lines.send(Arc::new(StreamItem::Event(view)));
             }
         }
         match reader.lost() {
             Ok(lost) if lost > lost_before => {
                 let lost_now = lost - lost_before;
-                let _nobody = lines.send(Arc::new(StreamItem::Lost { lost: lost_now }));
+                let _ = lines.send(Arc::new(StreamItem::Lost { lost: lost_now }));
                 lost_before = lost;
             }
             Ok(_) => {}

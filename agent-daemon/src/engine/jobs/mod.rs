@@ -34,7 +34,7 @@ impl Job {
         thread.spawn(move || {
             let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or(died);
             // The engine may be gone.
-            let _stopped = messages.send(Message::Done(done));
+            let _ = messages.send(Message::Done(done));
             drop(running);
         })?;
         Ok(Self { ended })

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_after_a_wait_is_fresh() {
+    fn waiting_reader_gets_fresh_value() {
         let reused = Reused::default();
         let waiting = || {
             std::thread::sleep(Duration::from_millis(20));
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_of_5_ms_is_repeated() {
+    fn fast_reading_is_repeated() {
         let reused = Reused::default();
         let read_in = |ms| {
             *locked(&reused.0) = Some(Read {

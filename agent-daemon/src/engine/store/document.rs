@@ -265,7 +265,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut document = Document::new(dir.path(), &SECOND, "a".to_owned());
         let path = dir.path().join("d.json");
-        for (text, said) in [
+        for (text, expected) in [
             (
                 "{\"format\":1,\"owner\":\"a\",\"content\":[]}",
                 "has format 1, this version reads 2",
@@ -281,7 +281,7 @@ mod tests {
             fs::write(&path, text).unwrap();
             let (content, warning) = document.load::<Vec<u64>>().unwrap();
             assert_eq!(content, None);
-            assert!(warning.unwrap().contains(said), "{text}");
+            assert!(warning.unwrap().contains(expected), "{text}");
             assert_eq!(document.load::<Vec<u64>>().unwrap(), (None, None));
         }
         assert!(dir.path().join("d.json.unreadable").exists());

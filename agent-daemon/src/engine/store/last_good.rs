@@ -26,7 +26,7 @@ use crate::{
 
 /// The document.
 #[derive(Serialize, Deserialize)]
-struct Kept<'a> {
+struct StoredFiles<'a> {
     /// When it was read, Unix seconds.
     at_s: u64,
     /// [`Files::fingerprint`].
@@ -40,7 +40,7 @@ struct Kept<'a> {
 pub struct LastGood {
     document: Document,
     /// The fingerprint of the stored files.
-    kept: Option<u64>,
+    stored: Option<u64>,
     /// A staged draft and its fingerprint: moved into place once the files are in force.
     draft: Option<(AtomicFile, u64)>,
     /// Why the stored configuration is older than the active configuration.
@@ -53,8 +53,8 @@ impl LastGood {
     #[must_use]
     pub fn open(dir: &Path, config_path: &Path) -> Self {
         let mut document = document(dir, config_path);
-        let kept = document.load::<Kept<'_>>();
-        let (kept, lost) = kept.unwrap_or_else(|e| (None, Some(e.to_string())));
+        let stored = document.load::<StoredFiles<'_>>();
+        let (stored, lost) = stored.unwrap_or_else(|e| (None, Some(e.to_string())));
         // If the file belongs to another daemon, storing this daemon's configuration fails, and
         // that is reported.
         if let Some(why) = lost.filter(|_| !document.is_taken()) {
@@ -62,7 +62,7 @@ impl LastGood {
         }
         Self {
             document,
-            kept: kept.map(|kept| kept.fingerprint),
+            stored: stored.map(|stored| stored.fingerprint),
             draft: None,
             problem: Problem::default(),
         }
@@ -73,12 +73,12 @@ impl LastGood {
     pub fn stage(&mut self, files: &Files) {
         self.draft = None;
         let fingerprint = files.fingerprint();
-        if self.kept == Some(fingerprint) {
+        if self.stored == Some(fingerprint) {
             self.problem = Problem::default();
             return;
         }
         let texts = files.texts();
-        let staged = self.document.stage(&Kept {
+        let staged = self.document.stage(&StoredFiles {
             at_s: now_s(),
             fingerprint,
             files: texts
@@ -87,15 +87,15 @@ impl LastGood {
         });
         match staged {
             Ok(draft) => self.draft = Some((draft, fingerprint)),
-            Err(e) => self.is_not_kept(&e),
+            Err(e) => self.is_not_stored(&e),
         }
     }
 
     /// Whether the stored configuration was removed; it must be staged again.
     pub(in crate::engine) fn is_gone(&mut self) -> bool {
-        let is_gone = self.kept.is_some() && !self.document.path().exists();
+        let is_gone = self.stored.is_some() && !self.document.path().exists();
         if is_gone {
-            self.kept = None;
+            self.stored = None;
         }
         is_gone
     }
@@ -107,10 +107,10 @@ impl LastGood {
         };
         match self.document.commit(draft) {
             Ok(()) => {
-                self.kept = Some(fingerprint);
+                self.stored = Some(fingerprint);
                 self.problem = Problem::default();
             }
-            Err(e) => self.is_not_kept(&e),
+            Err(e) => self.is_not_stored(&e),
         }
     }
 
@@ -119,7 +119,7 @@ impl LastGood {
         self.draft = None;
     }
 
-    fn is_not_kept(&mut self, error: &std::io::Error) {
+    fn is_not_stored(&mut self, error: &std::io::Error) {
         let text = format!(
             "the configuration cannot be saved as the last good one: {error}; a start with an \
              invalid configuration uses the one saved before, if any"
@@ -188,8 +188,8 @@ impl StartConfig {
             Files::persistent_dir,
         );
         let last_good = last_good(&dir, config_path, host);
-        if let (Ok(files), Ok(Some((.., kept)))) = (&read, &last_good)
-            && let Some(error) = emptied(&files.set, &kept.set)
+        if let (Ok(files), Ok(Some((.., stored)))) = (&read, &last_good)
+            && let Some(error) = emptied(&files.set, &stored.set)
         {
             read = Err(anyhow::Error::msg(error));
         }
@@ -204,14 +204,14 @@ impl StartConfig {
             Err(errors) => errors,
         };
         match last_good {
-            Ok(Some((kept_at_s, kept, config))) => {
+            Ok(Some((kept_at_s, stored, config))) => {
                 let errors = errors.to_string();
                 let at = UNIX_EPOCH + Duration::from_secs(kept_at_s);
                 let at = humantime::format_rfc3339_seconds(at);
                 error!("configuration rejected; using the last good one, saved {at}:\n{errors}");
                 Ok(Self {
                     config,
-                    files: kept,
+                    files: stored,
                     refused: Some(Refused {
                         errors,
                         fingerprint: files.ok().map(|files| files.fingerprint()),
@@ -256,9 +256,9 @@ fn last_good(
     path_security::check_private(dir)?;
     let document = document(dir, config_path);
     // `peek()`: another daemon may run there, and moves bad files aside itself.
-    let kept = document.peek::<Kept<'_>>()?;
-    let kept = kept.map_err(|unusable| anyhow::Error::msg(document.text_of(&unusable)))?;
-    let Some(Kept { at_s, files, .. }) = kept else {
+    let stored = document.peek::<StoredFiles<'_>>()?;
+    let stored = stored.map_err(|unusable| anyhow::Error::msg(document.text_of(&unusable)))?;
+    let Some(StoredFiles { at_s, files, .. }) = stored else {
         return Ok(None);
     };
     let texts = files.into_iter();
@@ -300,7 +300,7 @@ mod tests {
             self.dir.path().join("config.toml")
         }
 
-        fn kept(&self) -> PathBuf {
+        fn path_of_stored(&self) -> PathBuf {
             self.dir.path().join("lasting").join(LAST_GOOD.file)
         }
 
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_files_are_replaced_by_those_that_were_kept() {
+    fn start_with_refused_files_uses_last_good() {
         let bed = Bed::new();
         for (bad, error) in [
             (bed.good.replace("100ms", "100"), "a unit is missing"),
@@ -352,20 +352,20 @@ mod tests {
     fn damaged_or_foreign_last_good_is_not_used() {
         type Spoil = fn(&Bed);
         let cases: [Spoil; 5] = [
-            |bed| fs::remove_file(bed.kept()).unwrap(),
-            |bed| fs::write(bed.kept(), "{\"format\":1,").unwrap(),
+            |bed| fs::remove_file(bed.path_of_stored()).unwrap(),
+            |bed| fs::write(bed.path_of_stored(), "{\"format\":1,").unwrap(),
             |bed| {
-                let text = fs::read_to_string(bed.kept()).unwrap();
+                let text = fs::read_to_string(bed.path_of_stored()).unwrap();
                 let other = text.replacen("config.toml", "other.toml", 1);
-                fs::write(bed.kept(), other).unwrap();
+                fs::write(bed.path_of_stored(), other).unwrap();
             },
             |bed| {
-                let text = fs::read_to_string(bed.kept()).unwrap();
-                fs::write(bed.kept(), text.replace("100ms", "100h")).unwrap();
+                let text = fs::read_to_string(bed.path_of_stored()).unwrap();
+                fs::write(bed.path_of_stored(), text.replace("100ms", "100h")).unwrap();
             },
             |bed| {
                 let mode = fs::Permissions::from_mode(0o777);
-                fs::set_permissions(bed.kept().parent().unwrap(), mode).unwrap();
+                fs::set_permissions(bed.path_of_stored().parent().unwrap(), mode).unwrap();
             },
         ];
         for (case, spoil) in cases.into_iter().enumerate() {
@@ -380,9 +380,9 @@ mod tests {
     }
 
     #[test]
-    fn refused_configuration_is_not_kept() {
+    fn refused_configuration_is_not_stored() {
         let bed = Bed::new();
-        let before = fs::read_to_string(bed.kept()).unwrap();
+        let before = fs::read_to_string(bed.path_of_stored()).unwrap();
         let mut last_good = bed.keep();
         let other = |text: &str| Files::of_texts(vec![(bed.path(), text.to_owned())]);
         last_good.stage(&other("a"));
@@ -390,8 +390,8 @@ mod tests {
         last_good.commit();
         last_good.stage(&other("b"));
         drop(last_good);
-        assert_eq!(fs::read_to_string(bed.kept()).unwrap(), before);
-        let lasting = fs::read_dir(bed.kept().parent().unwrap()).unwrap();
+        assert_eq!(fs::read_to_string(bed.path_of_stored()).unwrap(), before);
+        let lasting = fs::read_dir(bed.path_of_stored().parent().unwrap()).unwrap();
         assert_eq!(lasting.count(), 1);
     }
 
@@ -400,12 +400,12 @@ mod tests {
         let bed = Bed::new();
         let mut last_good = bed.keep();
         let files = Files::of_texts(vec![(bed.path(), "a".to_owned())]);
-        fs::remove_dir_all(bed.kept().parent().unwrap()).unwrap();
-        fs::write(bed.kept().parent().unwrap(), "not a directory").unwrap();
+        fs::remove_dir_all(bed.path_of_stored().parent().unwrap()).unwrap();
+        fs::write(bed.path_of_stored().parent().unwrap(), "not a directory").unwrap();
         last_good.stage(&files);
         let problem = last_good.problem().unwrap();
         assert!(problem.contains("last-good.json"), "{problem}");
-        fs::remove_file(bed.kept().parent().unwrap()).unwrap();
+        fs::remove_file(bed.path_of_stored().parent().unwrap()).unwrap();
         last_good.stage(&files);
         last_good.commit();
         assert_eq!(last_good.problem(), None);

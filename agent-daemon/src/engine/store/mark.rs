@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn daemons_with_one_directory_have_a_mark_each() {
+    fn each_daemon_has_its_own_detachment_mark() {
         let bed = Bed::new();
         let other = Caller { uid: 0, pid: 8 };
         bed.mark("a").set(BY);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn mark_that_is_not_kept_says_until_when_it_lasts() {
+    fn unsaved_mark_says_how_long_it_lasts() {
         let bed = Bed::new();
         bed.block("lasting");
         let mut mark = bed.mark("pins");

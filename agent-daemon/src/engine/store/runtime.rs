@@ -126,7 +126,7 @@ mod tests {
     use crate::engine::desired::tests::{cidr, entry, settings};
 
     #[test]
-    fn survives_a_restart_but_not_a_boot() {
+    fn runtime_store_survives_restart_but_not_boot() {
         let dir = tempfile::tempdir().unwrap();
         let mut runtime = RuntimeEntries::default();
         runtime.add(
@@ -148,12 +148,12 @@ mod tests {
     }
 
     #[test]
-    fn removed_file_with_only_a_departed_policy_is_saved_again() {
+    fn removed_file_with_only_a_retired_policy_is_saved_again() {
         let dir = tempfile::tempdir().unwrap();
         let mut runtime = RuntimeEntries::default();
         let near: PolicyName = "near".parse().unwrap();
         runtime.policies.insert(near.clone(), Settings::default());
-        runtime.departed.insert(near, 7);
+        runtime.retired.insert(near, 7);
         let mut store = RuntimeStore::new(dir.path());
         store.retry_save(&RuntimeEntries::default());
         assert!(!dir.path().join(RUNTIME.file).exists());
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn entry_without_settings_of_its_policy_is_damage() {
+    fn entry_without_policy_settings_is_damage() {
         let dir = tempfile::tempdir().unwrap();
         let mut store = RuntimeStore::new(dir.path());
         let text = serde_json::json!({"format": RUNTIME.format, "owner": "", "content": {

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn series_of_a_comparison() {
+    fn holdout_comparison_has_its_series() {
         let policy = TunedPolicy {
             holdout: Some(holdout(Verdict::Harm)),
             ..TunedPolicy::default()

@@ -79,7 +79,7 @@ fn near() -> PolicyName {
 }
 
 #[test]
-fn arms_are_compared_for_policies_that_have_two() {
+fn policies_with_control_arm_are_compared() {
     let with_control = PolicyStats {
         control: Some(counted(100)),
         ..counted(1000).into()
@@ -130,7 +130,7 @@ fn arms_are_compared_for_policies_that_have_two() {
 }
 
 #[test]
-fn series_of_a_policy() {
+fn policy_series_match_documentation() {
     // A learnt timer in each direction, and a verdict.
     let tuned = |names: &[PolicyName]| {
         let policy = TunedPolicy {
@@ -170,8 +170,11 @@ fn series_of_a_policy() {
     let (plain, all) = (of_one(false, false), of_one(true, false));
     let (plain_detail, all_detail) = (of_one(false, true), of_one(true, true));
     assert!(all <= 40, "{all}");
-    let said = format!(
+    let expected = format!(
         "{plain} series for each policy, {all} with a control arm and learnt timers; with `metrics_detail = true` {plain_detail} and {all_detail}"
     );
-    assert!(page.contains(&said), "docs/reference/metrics.md: {said}");
+    assert!(
+        page.contains(&expected),
+        "docs/reference/metrics.md: {expected}"
+    );
 }

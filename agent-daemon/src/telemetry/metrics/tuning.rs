@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_series_for_each_timer() {
+    fn each_timer_has_a_series() {
         let sample = timer("active", State::Active);
         let timer = TunedTimer {
             value_us: Some(24_000),

@@ -177,7 +177,7 @@ fn write_policy(
     name: &PolicyName,
     policy: &Policy,
 ) -> Result<(), DatapathError> {
-    let (slot, held) = match kernel.slots.get(name) {
+    let (slot, before) = match kernel.slots.get(name) {
         Some(slot) => (slot, Some(kernel.tables.read.policy(slot.index)?)),
         None => {
             let slot = kernel
@@ -190,7 +190,7 @@ fn write_policy(
     };
     // Reset before these policies are active: a program does not change the fallback of
     // a direction without an epoch.
-    let begins = fallbacks_begin(held.as_ref(), policy);
+    let begins = fallbacks_begin(before.as_ref(), policy);
     kernel.tables.clear_fallbacks(slot.index, begins)?;
     let (had_control, has_control) = (slot.has_control, policy.control_below != 0);
     if has_control && !had_control {

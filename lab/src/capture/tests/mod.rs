@@ -379,16 +379,16 @@ fn remarks_match_events() {
         "{back:?}"
     );
     let again = |segments, retransmitted| {
-        let told = remarks(&|capture| {
+        let repeated = remarks(&|capture| {
             capture.flows.truncate(1);
             let counts = &mut capture.flows[0].counts;
             (counts.segments, counts.retransmitted) = (segments, retransmitted);
         });
         assert!(
-            told.iter().all(|remark| remark.contains("twice")),
-            "{told:?}"
+            repeated.iter().all(|remark| remark.contains("twice")),
+            "{repeated:?}"
         );
-        told.len()
+        repeated.len()
     };
     // The remark requires at least ten segments, more than a third of them retransmitted.
     assert_eq!([again(9, 9), again(10, 3), again(10, 4)], [0, 0, 1]);

@@ -443,15 +443,15 @@ impl Settings {
         let sysctls = self.sysctls.as_ref();
         let by_sysctl = sysctls.and_then(|all| all.get("net.ipv4.tcp_rto_min_us")?.as_integer());
         let by_policy = self.policy.as_ref().and_then(|all| all.get("rto_min"));
-        let told = |time: Duration| format!("{} ms", millis(time));
-        let by_route = self.route_rto_min.map(|Time(time)| told(time));
+        let text_of = |time: Duration| format!("{} ms", millis(time));
+        let by_route = self.route_rto_min.map(|Time(time)| text_of(time));
         let of_policy = by_policy.and_then(toml::Value::as_str).map(|text| {
             let time = duration(text);
             // "auto" is not a duration.
-            time.map_or_else(|_| text.to_owned(), told)
+            time.map_or_else(|_| text.to_owned(), text_of)
         });
         let by_sysctl = by_sysctl.and_then(|us| u64::try_from(us).ok());
-        let of_sysctl = by_sysctl.map(|us| told(Duration::from_micros(us)));
+        let of_sysctl = by_sysctl.map(|us| text_of(Duration::from_micros(us)));
         of_policy.or(by_route).or(of_sysctl)
     }
 

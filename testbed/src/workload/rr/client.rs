@@ -194,18 +194,18 @@ impl Client {
     fn last_words<T: DeserializeOwned>(self, go_on: &dyn Fn() -> bool) -> Result<T, Error> {
         let end = Instant::now() + LAST_WORDS;
         let patience = || go_on() && Instant::now() < end;
-        let mut said = Vec::new();
+        let mut text = Vec::new();
         let mut buffer = [0; 1024];
         // One byte more than allowed, to detect a message that is too long.
         let mut stream = (&self.stream).take(LONGEST_WORDS + 1);
         while stream.limit() > 0 {
             match stream.read(&mut buffer) {
-                Ok(0) if said.is_empty() => return Err(Error::Closed),
+                Ok(0) if text.is_empty() => return Err(Error::Closed),
                 Ok(0) => {
-                    return serde_json::from_slice(&said).map_err(|_| Error::UnexpectedProtocol);
+                    return serde_json::from_slice(&text).map_err(|_| Error::UnexpectedProtocol);
                 }
                 Ok(more) => {
-                    said.extend(&buffer[..more]);
+                    text.extend(&buffer[..more]);
                     if !patience() {
                         return Err(Error::Stopped);
                     }

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation() {
+    fn connection_repeats_transactions() {
         let to = server();
         for (request, response) in [(1, 2), (2000, 1), (1, 100_000)] {
             let sizes = Sizes { request, response };
@@ -184,16 +184,16 @@ mod tests {
     }
 
     #[test]
-    fn modes() {
+    fn each_close_mode_works() {
         let to = server();
         let open = |close| {
             Client::open(to, Sizes::SMALL, Options::default(), close, &|| true)
                 .unwrap()
                 .0
         };
-        let mut told = open(CloseMode::WithTcpInfo);
-        told.transact().unwrap();
-        assert!(told.close_with_tcp_info(&|| true).unwrap().delivered >= 1);
+        let mut with_info = open(CloseMode::WithTcpInfo);
+        with_info.transact().unwrap();
+        assert!(with_info.close_with_tcp_info(&|| true).unwrap().delivered >= 1);
         let mut once = open(CloseMode::OneShot);
         once.transact().unwrap();
         once.wait_for_end(&|| true).unwrap();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_are_no_server() {
+    fn foreign_peers_are_errors() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = listener.local_addr().unwrap();
         let connect = || Client::connect(to, Sizes::SMALL, Options::default()).unwrap();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn headers() {
+    fn headers_round_trip() {
         for close in [
             CloseMode::ByClient,
             CloseMode::WithTcpInfo,

@@ -141,11 +141,11 @@ pub fn serve_while(
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let taken = Arc::default();
-    let mut said: Option<Instant> = None;
+    let mut reported: Option<Instant> = None;
     let mut refuse = |peer, why: &str| {
         let all = tally.refused.fetch_add(1, Ordering::Relaxed) + 1;
-        if said.is_none_or(|said| said.elapsed() >= REFUSALS) {
-            said = Some(Instant::now());
+        if reported.is_none_or(|at| at.elapsed() >= REFUSALS) {
+            reported = Some(Instant::now());
             report(
                 peer,
                 &anyhow::anyhow!("refused: {why} ({all} refused so far)"),
@@ -374,14 +374,14 @@ mod tests {
         outages: None,
     };
 
-    /// The error with which the server ends a connection with this peer, which must not take long. `said` is sent
+    /// The error with which the server ends a connection with this peer, which must not take long. `request` is sent
     /// before the server reads, so that the peer's thread cannot be late; the peer closes the connection after the
     /// server.
-    fn ended(said: &[u8], peer: impl FnOnce(&mut TcpStream) + Send + 'static) -> String {
+    fn ended(request: &[u8], peer: impl FnOnce(&mut TcpStream) + Send + 'static) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
-        client.write_all(said).unwrap();
+        client.write_all(request).unwrap();
         let peer = thread::spawn(move || {
             peer(&mut client);
             client
@@ -396,7 +396,7 @@ mod tests {
 
     /// Collecting the facts takes some milliseconds and runs four processes.
     #[test]
-    fn a_host_is_asked_for_its_facts_once() {
+    fn facts_are_read_once_per_host() {
         let peer = IpAddr::from([127, 0, 0, 3]);
         let asking = Instant::now();
         let first = facts(peer).unwrap();
@@ -417,7 +417,7 @@ mod tests {
 
     #[test]
     fn stalling_peers_time_out() {
-        let said = ended(&[], |stream| {
+        let text = ended(&[], |stream| {
             for byte in opening(1, 1) {
                 if stream.write_all(&[byte]).is_err() {
                     return;
@@ -425,12 +425,12 @@ mod tests {
                 thread::sleep(Duration::from_millis(200));
             }
         });
-        assert_eq!(said, "no header in time");
-        let said = ended(&opening(LONGEST, 1), |_| {});
-        assert_eq!(said, "no request in time");
+        assert_eq!(text, "no header in time");
+        let text = ended(&opening(LONGEST, 1), |_| {});
+        assert_eq!(text, "no request in time");
         // More responses than fit into the socket buffers.
         let asks = [&opening(1, LONGEST)[..], &[b'q'; 64]].concat();
-        let said = ended(&asks, |_| {});
-        assert_eq!(said, "the peer does not read the response in time");
+        let text = ended(&asks, |_| {});
+        assert_eq!(text, "the peer does not read the response in time");
     }
 }

@@ -59,8 +59,8 @@ fn non_file_configuration_is_refused() -> anyhow::Result<()> {
     let refused = |status: &Value| status["last_reload"]["ok"] == false;
     victim.env.wait_status("a refusal", refused)?;
     ensure!(victim.env.end(Signal::SIGTERM)?.code() == Some(0));
-    let said = victim.env.start_fails()?;
-    ensure!(said.contains("config.toml: this is a FIFO"), "{said}");
+    let error = victim.env.start_fails()?;
+    ensure!(error.contains("config.toml: this is a FIFO"), "{error}");
     Ok(())
 }
 
@@ -112,9 +112,9 @@ fn planted_files_change_nothing() -> anyhow::Result<()> {
     ];
     for (what, plant, why) in plants {
         plant()?;
-        let said = victim.env.cli_fails(&["reload"]).context(what)?;
-        ensure!(said.contains(why), "{what}: {said}");
-        ensure!(said.contains("stays active"), "{what}: {said}");
+        let error = victim.env.cli_fails(&["reload"]).context(what)?;
+        ensure!(error.contains(why), "{what}: {error}");
+        ensure!(error.contains("stays active"), "{what}: {error}");
         fs::remove_file(&planted)?;
     }
     victim.env.cli(&["reload"])?;
@@ -162,8 +162,8 @@ fn names_that_are_not_utf8() -> anyhow::Result<()> {
         &["reload"],
     ] {
         let output = env.try_cli(args)?;
-        let said = [output.stdout, output.stderr].concat();
-        let text = String::from_utf8(said).context("not UTF-8")?;
+        let error = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8(error).context("not UTF-8")?;
         let acts = |c: char| c.is_control() && c != '\n';
         ensure!(
             !text.is_empty() && !text.contains(acts),

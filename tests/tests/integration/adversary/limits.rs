@@ -178,10 +178,10 @@ fn too_few_descriptors_are_an_error() -> anyhow::Result<()> {
             .env("RTO_AGENT_SOCKET", env.socket())
             .stdin(Stdio::null())
             .output()?;
-        let said = refusal(&output)?;
+        let error = refusal(&output)?;
         let wanted = format!("{limit} open files (RLIMIT_NOFILE), and rto-agent needs {needed}");
-        ensure!(said.contains(&wanted), "{verb:?}: {said}");
-        ensure!(!said.contains("panicked"), "{verb:?}: {said}");
+        ensure!(error.contains(&wanted), "{verb:?}: {error}");
+        ensure!(!error.contains("panicked"), "{verb:?}: {error}");
     }
     ensure!(!env.pin_dir().exists());
     Ok(())

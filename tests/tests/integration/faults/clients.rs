@@ -214,24 +214,24 @@ fn a_request_of_100_mb() -> anyhow::Result<()> {
     // Only errors, and more strings than a request may have.
     let errors = serde_json::json!({ "cidrs": vec![""; MAX_CIDRS], "policy": "near" }).to_string();
     let answer = env.socket_request("POST", "/v1/entries", &errors)?;
-    let said = answer["error"].as_str().unwrap_or_default();
+    let text = answer["error"].as_str().unwrap_or_default();
     ensure!(
-        said.ends_with(&format!("... and {} more", MAX_CIDRS - 50)),
+        text.ends_with(&format!("... and {} more", MAX_CIDRS - 50)),
         "{answer:#}"
     );
     let body = serde_json::json!({ "cidrs": vec![""; 5 << 20], "policy": "near" }).to_string();
     let answer = env.socket_request("POST", "/v1/entries", &body)?;
-    let said = answer["error"].as_str().unwrap_or_default();
-    ensure!(said.contains("at most 524288 CIDRs"), "{answer:#}");
+    let text = answer["error"].as_str().unwrap_or_default();
+    ensure!(text.contains("at most 524288 CIDRs"), "{answer:#}");
     let grown = peak_memory_kb(&env)? - before;
     eprintln!("{grown} kB with lists of CIDRs");
     ensure!(grown < 160 << 10, "{grown} kB");
     Ok(())
 }
 
-test!(the_headers_of_the_events);
+test!(head_request_does_not_subscribe_to_events);
 /// A HEAD request for the events does not subscribe to them: its connection ends like any other.
-fn the_headers_of_the_events() -> anyhow::Result<()> {
+fn head_request_does_not_subscribe_to_events() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let mut stream = ask(&env, "HEAD /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")?;
     stream.set_read_timeout(Some(TIMEOUT))?;
@@ -301,8 +301,8 @@ fn the_socket_of_a_group_is_removed() -> anyhow::Result<()> {
     env.start()?;
     ensure!(fs::metadata(env.socket())?.gid() == 1);
     fs::remove_file(env.socket())?;
-    let said = "it was removed, and cannot be created again: chgrp";
-    env.wait_log(said)?;
+    let expected = "it was removed, and cannot be created again: chgrp";
+    env.wait_log(expected)?;
     // The daemon does not create a socket with another group either.
     ensure!(!env.socket().exists());
     env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)?;

@@ -29,7 +29,7 @@ pub(super) type Entries = BTreeMap<String, u32>;
 
 /// The settings of a runtime entry.
 #[derive(Clone, Debug)]
-enum Said {
+enum Wanted {
     Policy(&'static str),
     Milliseconds(u32),
 }
@@ -113,7 +113,7 @@ pub(super) struct Request {
 pub(super) struct Desired {
     pub(super) file: File,
     saved: BTreeMap<String, u32>,
-    runtime: BTreeMap<String, Said>,
+    runtime: BTreeMap<String, Wanted>,
     masked: BTreeSet<String>,
     /// Last seen settings of the policies that runtime entries name.
     seen: BTreeMap<&'static str, u32>,
@@ -140,10 +140,10 @@ impl Desired {
         });
         let mut all: Entries = of_files.chain(self.saved.clone()).collect();
         all.retain(|cidr, _| !self.masked.contains(cidr));
-        for (cidr, said) in &self.runtime {
-            let ms = match said {
-                Said::Milliseconds(ms) => *ms,
-                Said::Policy(name) => self.seen[name],
+        for (cidr, wanted) in &self.runtime {
+            let ms = match wanted {
+                Wanted::Milliseconds(ms) => *ms,
+                Wanted::Policy(name) => self.seen[name],
             };
             all.insert(cidr.clone(), ms);
         }
@@ -152,10 +152,10 @@ impl Desired {
 
     /// The sources that `list` should report.
     pub(super) fn sources(&self) -> Sources {
-        let runtime = self.runtime.iter().map(|(cidr, said)| {
-            let policy = match said {
-                Said::Policy(name) => Some(*name),
-                Said::Milliseconds(_) => None,
+        let runtime = self.runtime.iter().map(|(cidr, wanted)| {
+            let policy = match wanted {
+                Wanted::Policy(name) => Some(*name),
+                Wanted::Milliseconds(_) => None,
             };
             (cidr.clone(), policy)
         });
@@ -181,18 +181,18 @@ impl Desired {
             .collect();
         // The last policy comes and goes with the files.
         let named = self.file.policies.iter().next_back();
-        let (said, mut body) = match named.filter(|_| rng.random_bool(0.6)) {
+        let (wanted, mut body) = match named.filter(|_| rng.random_bool(0.6)) {
             Some((name, ms)) => {
                 next.seen.insert(name, *ms);
-                (Said::Policy(name), json!({ "policy": name }))
+                (Wanted::Policy(name), json!({ "policy": name }))
             }
             None => {
                 let ms = 200 + 20 * rng.random_range(0..4);
-                (Said::Milliseconds(ms), inline(ms))
+                (Wanted::Milliseconds(ms), inline(ms))
             }
         };
         for cidr in &cidrs {
-            next.runtime.insert(cidr.clone(), said.clone());
+            next.runtime.insert(cidr.clone(), wanted.clone());
             next.masked.remove(cidr);
         }
         next.forget();
@@ -279,7 +279,7 @@ impl Desired {
         let runtime = &self.runtime;
         let names = |name: &str| {
             let mut all = runtime.values();
-            all.any(|said| matches!(said, Said::Policy(n) if *n == name))
+            all.any(|wanted| matches!(wanted, Wanted::Policy(n) if *n == name))
         };
         self.seen.retain(|name, _| names(name));
     }

@@ -27,9 +27,9 @@ fn refuses(env: &mut TestEnv, wrapper: &[String]) -> anyhow::Result<String> {
     let before = env.log().len();
     env.spawn_under(wrapper)?;
     let status = env.ended()?;
-    let said = env.log()[before..].to_owned();
-    ensure!(status.code() == Some(1), "{status}: {said}");
-    Ok(said)
+    let logged = env.log()[before..].to_owned();
+    ensure!(status.code() == Some(1), "{status}: {logged}");
+    Ok(logged)
 }
 
 /// Runs a command in the daemon's mount namespace.
@@ -55,10 +55,10 @@ fn no_bpf_file_system() -> anyhow::Result<()> {
         (NOT_MOUNTED, "is not on a BPF file system"),
         (READ_ONLY, "Read-only file system"),
     ] {
-        let said = refuses(&mut env, &mounted(commands))?;
+        let error = refuses(&mut env, &mounted(commands))?;
         ensure!(
-            said.contains(message) && said.contains("mount -t bpf bpf /sys/fs/bpf"),
-            "{said}"
+            error.contains(message) && error.contains("mount -t bpf bpf /sys/fs/bpf"),
+            "{error}"
         );
         ensure!(links_at(env.cgroup.path())?.is_empty());
         ensure!(!env.pin_dir().exists() && !env.socket().exists());
@@ -147,8 +147,8 @@ fn the_cgroup_is_removed() -> anyhow::Result<()> {
     env.end(Signal::SIGKILL)?;
     let removed = || Ok(fs::remove_dir(&path).ok());
     eventually("end of the cgroup's use", TIMEOUT, removed)?;
-    let said = refuses(&mut env, &[])?;
-    ensure!(said.contains(&path.display().to_string()), "{said}");
+    let error = refuses(&mut env, &[])?;
+    ensure!(error.contains(&path.display().to_string()), "{error}");
     fs::create_dir(&path)?;
     env.start()?;
     expect(&env, POLICY_RTO * 2)?;
@@ -204,11 +204,11 @@ fn a_full_disk() -> anyhow::Result<()> {
         if save {
             add.push("--save");
         }
-        let said = env.cli_fails(&add)?;
+        let error = env.cli_fails(&add)?;
         ensure!(
-            said.contains("No space left on device")
-                && (said.contains("nothing was changed") || said.contains("nothing was saved")),
-            "{said}"
+            error.contains("No space left on device")
+                && (error.contains("nothing was changed") || error.contains("nothing was saved")),
+            "{error}"
         );
         ensure!(names_in(&dir)? == names, "{:?}", names_in(&dir)?);
         let after: io::Result<Vec<_>> = texts();
@@ -253,11 +253,11 @@ fn the_end_of_an_entry_on_a_full_disk() -> anyhow::Result<()> {
     let dir = seen(&env, &state)?;
     fill(&dir.join("stuffing"))?;
     env.wait_status("the end", |status| status["entries"] == 501)?;
-    let said = |log: &str| log.matches("No space left on device").count();
+    let count = |log: &str| log.matches("No space left on device").count();
     env.wait_status("another look", |status| status["healthy"] == true)?;
     // Two checks, five seconds apart, try again and log nothing new.
     thread::sleep(Duration::from_secs(11));
-    ensure!(said(&env.log()) == 1, "{}", env.log());
+    ensure!(count(&env.log()) == 1, "{}", env.log());
     ensure!(fs::read_to_string(dir.join("manual.json"))?.contains("10.1.0.0/24"));
     fs::remove_file(dir.join("stuffing"))?;
     let saved = || Ok(fs::read_to_string(dir.join("manual.json"))?);
@@ -388,10 +388,10 @@ fn two_daemons_and_one_set_of_pins() -> anyhow::Result<()> {
         .replace("control.sock", "2.sock");
     let second = env.dir().join("etc/second.toml");
     fs::write(&second, text)?;
-    let said = env.second_is_refused(&second)?;
+    let error = env.second_is_refused(&second)?;
     let (pid, pins) = (env.pid()?, env.pin_dir());
     let message = format!("another rto-agent (pid {pid}) holds {}", pins.display());
-    ensure!(said.contains(&message), "{said}");
+    ensure!(error.contains(&message), "{error}");
     ensure!(!env.dir().join("2.sock").exists());
     ensure!(env.status()?["healthy"] == true);
     expect(&env, POLICY_RTO)

@@ -69,11 +69,11 @@ fn start_without_threads_names_the_limit() -> anyhow::Result<()> {
     let env = env()?;
     let config = env.dir().join("etc/config.toml");
     let mut run = env.command(&["run", "--config", &config.display().to_string()]);
-    let said = refusal(
+    let error = refusal(
         &run.env("RUST_MIN_STACK", (1_u64 << 46).to_string())
             .output()?,
     )?;
-    ensure!(said.contains("raise pids.max"), "{said}");
+    ensure!(error.contains("raise pids.max"), "{error}");
     Ok(())
 }
 

@@ -80,9 +80,9 @@ fn frozen_maps_are_replaced() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(the_kernel_cannot_go_back);
+test!(failed_rollback_is_reported_and_repaired);
 /// An entry that no agent writes, and that no lookup finds, makes reading fail, and with it the rollback.
-fn the_kernel_cannot_go_back() -> anyhow::Result<()> {
+fn failed_rollback_is_reported_and_repaired() -> anyhow::Result<()> {
     // ::ffff:10.0.0.0/104
     const KEY: &str = "key 104 0 0 0  0 0 0 0 0 0 0 0 0 0 255 255 10 0 0 0";
     let env = TestEnv::with(&near("\"10.88.0.0/24\", \"fd99::/64\""))?;

@@ -87,17 +87,17 @@ fn unkept_detachment_is_reported_once() -> anyhow::Result<()> {
     let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     fs::remove_dir_all(env.persistent_dir())?;
     fs::write(env.persistent_dir(), "")?;
-    let said = env.cli(&["detach"])?;
+    let text = env.cli(&["detach"])?;
     ensure!(
-        said.contains("until rto-agent attach or the next reboot: ")
-            && !said.contains("also after"),
-        "{said}"
+        text.contains("until rto-agent attach or the next reboot: ")
+            && !text.contains("also after"),
+        "{text}"
     );
     env.restart(Signal::SIGKILL)?;
     assert_attached(&env, false)?;
     env.end(Signal::SIGTERM)?;
-    let said = env.cli(&["detach"])?;
-    ensure!(said.contains("or the next reboot: "), "{said}");
+    let text = env.cli(&["detach"])?;
+    ensure!(text.contains("or the next reboot: "), "{text}");
     env.start()?;
     assert_attached(&env, false)
 }
@@ -128,17 +128,17 @@ fn changed_pin_dir_leaves_no_program_unnamed() -> anyhow::Result<()> {
         fs::write(env.config(), text)?;
         env.start()?;
         ensure!(programs_at(env.cgroup.path(), SOCK_OPS)?.len() == 2);
-        let said = format!("pins in {former})");
+        let expected = format!("pins in {former})");
         let status = env.wait_status("the former program", |status| {
-            status["problems"].to_string().contains(&said)
+            status["problems"].to_string().contains(&expected)
         })?;
         ensure!(status["healthy"] == false, "{status:#}");
         let doctor = env.json(&["doctor"])?.to_string();
-        ensure!(doctor.contains(&said), "{doctor}");
+        ensure!(doctor.contains(&expected), "{doctor}");
         if !by_daemon {
             env.end(Signal::SIGKILL)?;
         }
-        env.cli_says(&["detach"], &said)?;
+        env.cli_says(&["detach"], &expected)?;
         ensure!(programs_at(env.cgroup.path(), SOCK_OPS)?.is_empty());
         ensure!(!env.pin_dir().exists());
         if by_daemon {
@@ -152,9 +152,9 @@ fn changed_pin_dir_leaves_no_program_unnamed() -> anyhow::Result<()> {
                 .replace(&cgroup(&other), &cgroup(&env));
             fs::write(other.config(), text)?;
             other.start()?;
-            let said = format!("pins in {})", other.pin_dir().display());
+            let expected = format!("pins in {})", other.pin_dir().display());
             let status = env.wait_status("the other program", |status| {
-                status["warnings"].to_string().contains(&said)
+                status["warnings"].to_string().contains(&expected)
             })?;
             ensure!(status["healthy"] == true, "{status:#}");
             env.cli_says(

@@ -62,7 +62,7 @@ fn watchdog_is_notified_during_progress() -> anyhow::Result<()> {
     while all_time < 3 * timeout {
         ensure!(
             Instant::now() < limit,
-            "nothing was heard, nothing was done"
+            "nothing was received, nothing was done"
         );
         let mut passed = engine.advance(MOMENT)?;
         // Work without interruption takes as long as on a real machine.
@@ -78,7 +78,7 @@ fn watchdog_is_notified_during_progress() -> anyhow::Result<()> {
         }
     }
     ensure!(entries(&env)? == 1, "the change was over too soon");
-    ensure!(longest < timeout, "nothing was heard for {longest:?}");
+    ensure!(longest < timeout, "nothing was received for {longest:?}");
     drop(engine);
     let all = u64::from(all) + 1;
     env.wait_status("the end of the change", |status| status["entries"] == all)?;
@@ -93,13 +93,13 @@ fn watchdog_is_not_notified_by_a_stuck_engine() -> anyhow::Result<()> {
     start_watched(&mut env, TIMEOUT)?;
     let engine = HeldThread::of(env.pid()?, ENGINE)?;
     let limit = Instant::now() + wait::TIMEOUT;
-    let (mut heard, mut times) = (Instant::now(), 0);
-    while heard.elapsed() < TIMEOUT {
+    let (mut notified, mut times) = (Instant::now(), 0);
+    while notified.elapsed() < TIMEOUT {
         ensure!(Instant::now() < limit, "it was answered for {times} times");
         // Threads other than the engine answer this.
         env.cli(&["list"])?;
         if env.has_notified("WATCHDOG=1")? {
-            heard = Instant::now();
+            notified = Instant::now();
             times += 1;
         }
     }
@@ -171,8 +171,7 @@ fn a_stop_does_not_wait_for_a_walk() -> anyhow::Result<()> {
     eventually_seen("the walk at the socket", TIMEOUT, waits, |waits| *waits)?;
     env.signal(Signal::SIGTERM)?;
     // The kernel cannot kill a thread that waits for the socket lock.
-    let said = |text: &'static str| env.wait_log(text);
-    let log = said("detached")?;
+    let log = env.wait_log("detached")?;
     drop(held);
     ensure!(
         log.contains("the walk over open sockets is blocked")

@@ -72,7 +72,7 @@ fn attach_of_the_configuration_detaches_its_hosts() {
 }
 
 #[test]
-fn detachment_that_cannot_be_kept_is_made_and_reported() {
+fn detach_without_mark_is_applied_and_reported() {
     let mut bed = Bed::ready();
     let lasting = bed.dir.path().join("lasting");
     fs::remove_dir_all(&lasting).unwrap();

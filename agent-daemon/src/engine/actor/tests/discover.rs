@@ -22,7 +22,7 @@ fn noted(address: [u8; 4], connections: u64) -> (Prefix, Discovered) {
 }
 
 #[test]
-fn prefixes_without_an_entry_have_their_counts() {
+fn discovered_prefixes_have_counts() {
     let bed = Bed::with("count_unmatched = true\n");
     let made = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
     {
@@ -65,7 +65,7 @@ fn prefixes_without_an_entry_have_their_counts() {
 }
 
 #[test]
-fn discover_without_counting_names_the_fix() {
+fn discover_without_count_unmatched_names_fix() {
     for (agent, fix) in [
         ("", "set count_unmatched = true in [agent]"),
         (

@@ -12,7 +12,7 @@ use rto_agent_core::wire::{
 use super::*;
 
 #[test]
-fn control_arm_comes_and_goes_with_the_files() {
+fn control_arm_follows_files() {
     let bed = Bed::ready();
     let without = bed.text();
     for (setting, title) in [
@@ -52,7 +52,7 @@ fn runtime_policy_is_counted_or_refused_or_warned_of() {
         let change = bed.add(own("initial_rto = \"100ms\"\nholdout = \"5%\""));
         let change = change.unwrap();
         let notes = change.notes.join("\n");
-        let is_warned = notes.contains("holdout = 5% has no use while");
+        let is_warned = notes.contains("--holdout 5% has no use while");
         assert_eq!(is_warned, !is_counted, "{notes}");
         let effect = change.effects.iter().find(|e| e.setting == "holdout");
         let effect = effect.unwrap().describe(250);

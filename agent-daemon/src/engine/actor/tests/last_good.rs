@@ -14,8 +14,12 @@ fn refused_start_uses_last_good_files_until_fixed() {
         let reload = &status.last_reload;
         assert!(!status.healthy && !reload.ok && reload.kept_at_s.is_some());
         assert!(reload.errors[0].contains(errors), "{reload:?}");
-        let said = "the last good configuration, saved on disk, is active";
-        assert!(status.problems[0].ends_with(said), "{:?}", status.problems);
+        let expected = "the last good configuration, saved on disk, is active";
+        assert!(
+            status.problems[0].ends_with(expected),
+            "{:?}",
+            status.problems
+        );
     };
     refused("inital_rto");
     // Unchanged rejected files are not read again, and other rejected files change nothing.

@@ -9,7 +9,7 @@ use super::*;
 use crate::engine::{desired::tests::desired, snapshot::tests::healthy};
 
 #[test]
-fn only_what_writes_begins_another_epoch() {
+fn only_writes_begin_new_epoch() {
     let bed = Bed::checking_health();
     let before = bed.engine.snapshot();
     let seen = || bed.engine.snapshot();
@@ -29,7 +29,7 @@ fn only_what_writes_begins_another_epoch() {
 }
 
 #[test]
-fn statistics_of_before_are_told_where_they_cannot_be_read() {
+fn unreadable_statistics_repeat_previous_values() {
     let (kernel, snapshot) = healthy(desired(NEAR));
     let stats = || {
         // Otherwise a reading that was slow is used again.

@@ -11,7 +11,7 @@ fn many(count: usize) -> AddRequest {
 }
 
 #[test]
-fn a_change_that_is_stopped_is_undone_by_the_next_start() {
+fn next_start_undoes_interrupted_change() {
     let bed = Bed::with("on_exit = \"keep\"\n");
     let before = bed.kernel.state().maps.clone();
     bed.kernel.stop_at(30, bed.engine.progress().clone());
@@ -29,7 +29,7 @@ fn a_change_that_is_stopped_is_undone_by_the_next_start() {
 }
 
 #[test]
-fn a_reload_that_is_stopped_is_completed_by_the_next_start() {
+fn next_start_completes_interrupted_reload() {
     let bed = Bed::with("on_exit = \"keep\"\n");
     let cidrs: String = (0..100).map(|i| format!("\"10.9.{i}.0/24\", ")).collect();
     let text = bed.text();
@@ -43,7 +43,7 @@ fn a_reload_that_is_stopped_is_completed_by_the_next_start() {
 }
 
 #[test]
-fn stopped_in_the_middle_it_detaches() {
+fn interrupted_change_ends_detached() {
     let bed = Bed::ready();
     bed.kernel.stop_at(30, bed.engine.progress().clone());
     assert!(bed.add(many(100)).unwrap_err().is_interrupted());
@@ -53,7 +53,7 @@ fn stopped_in_the_middle_it_detaches() {
 }
 
 #[test]
-fn a_start_is_stopped_as_well() {
+fn start_can_be_interrupted() {
     let mut bed = Bed::start(FakeHost::default(), Bed::configured(""), Some(2), |_| {});
     let ended = bed.thread.take().unwrap().join().unwrap();
     let error = ended.unwrap_err();

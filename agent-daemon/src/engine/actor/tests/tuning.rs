@@ -153,7 +153,7 @@ fn learnt_values_survive_a_kill_and_a_reboot() {
 }
 
 #[test]
-fn a_file_that_is_damaged_is_set_aside_and_learning_begins() {
+fn damaged_tuning_file_is_moved_aside() {
     let dir = configured("initial_rto = \"auto\"");
     let lasting = dir.path().join("lasting");
     fs::create_dir(&lasting).unwrap();
@@ -162,21 +162,21 @@ fn a_file_that_is_damaged_is_set_aside_and_learning_begins() {
     assert_eq!(bed.timer().state, State::Learning);
     let aside = lasting.join("tuning.json.unreadable");
     assert!(aside.exists());
-    let told = |bed: &Bed| {
+    let reported = |bed: &Bed| {
         let warnings = bed.status().warnings;
         let mut lost = warnings
             .into_iter()
             .filter(|w| w.starts_with("learnt values and proven harm are lost"));
         (lost.next(), lost.next())
     };
-    let (Some(warning), None) = told(&bed) else {
-        panic!("{:?}", told(&bed));
+    let (Some(warning), None) = reported(&bed) else {
+        panic!("{:?}", reported(&bed));
     };
     let fix = format!("moved to {}: restore it from a backup", aside.display());
     assert!(warning.contains(&fix), "{warning}");
     // A reload does not restore it.
     bed.reload().unwrap();
-    assert_eq!(told(&bed), (Some(warning), None));
+    assert_eq!(reported(&bed), (Some(warning), None));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn unwritable_persistent_dir_falls_back_to_state_dir() {
     bed.tick();
     bed.connect(9_000, 400);
     bed.until("learnt", |bed| bed.jiffies() != 0);
-    bed.until("said", |bed| {
+    bed.until("reported", |bed| {
         bed.engine.snapshot().tune().not_stored.is_some()
     });
     let (jiffies, epoch) = (bed.jiffies(), bed.epoch());
@@ -200,7 +200,7 @@ fn unwritable_persistent_dir_falls_back_to_state_dir() {
 }
 
 #[test]
-fn an_operator_freezes_and_other_settings_end_it() {
+fn freeze_ends_with_changed_settings() {
     let bed = Bed::learnt();
     let tune = |action| bed.call(|reply| Message::Tune(action, near(), BY, reply));
     let frozen = tune(TuneAction::Freeze).unwrap();
@@ -264,7 +264,7 @@ fn statistics_are_read_if_fallbacks_have_changed() {
 }
 
 #[test]
-fn an_idle_daemon_does_not_wake_for_it() {
+fn tuning_without_learnt_values_writes_no_file() {
     let bed = Bed::with("statistics = false\n");
     assert_eq!(bed.engine.snapshot().tune().policies.len(), 0);
     // A configured value is read at the pace of the health check.
