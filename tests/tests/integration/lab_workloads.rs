@@ -188,14 +188,14 @@ test!(a_grpc_stream_hardly_waits_for_a_timer, || measured(|| {
 fn a_grpc_client_that_reconnects_gains_from_initial_rto() -> anyhow::Result<()> {
     const OUTAGE: &str = "0.3 s of all";
     let grpc = ("programs", "program", "gRPC, grpcio");
-    let timers = ["kernel", "104 ms"];
+    let timers = ["kernel", "100 ms"];
     let times = Times::measure(grpc, &timers, &["nothing", OUTAGE], &["--runs", "1"])?;
     let slow = |timers, lost| times.slow(timers, lost, 1000.0);
     for timers in timers {
         ensure!(slow(timers, "nothing")? == 0, "{timers}: slow without loss");
     }
     // Six of the connections begin in the outage.
-    let [own, with] = [slow("kernel", OUTAGE)?, slow("104 ms", OUTAGE)?];
+    let [own, with] = [slow("kernel", OUTAGE)?, slow("100 ms", OUTAGE)?];
     ensure!(
         own >= 3 && with == 0,
         "slow: {own} without it, {with} with it"
