@@ -11,7 +11,7 @@ use rto_testbed::{
     env::TestEnv,
     foreign::Foreign,
     machine::jiffy,
-    netns::{CLIENT_LINK, Lost, SERVER_V4, lose_handshakes},
+    netns::{CLIENT_LINK, SERVER_V4},
     process::run as run_line,
     workload::{
         Program,
@@ -23,14 +23,14 @@ use rto_testbed::{
 
 use crate::{
     process::helper,
-    result::{BenchResult, elapsed_ms, table},
+    result::{BenchResult, elapsed_ms, millis, table},
     sample::Sample,
     suite::SampleSizes,
 };
 
 const PORT: u16 = 7400;
 /// Outages, milliseconds.
-const OUTAGES_MS: [u32; 4] = [300, 1000, 4000, 10_000];
+const OUTAGES_MS: [u64; 4] = [300, 1000, 4000, 10_000];
 const TIMER: Duration = Duration::from_millis(100);
 const POLICY: &str =
     "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\nrto_min = \"8ms\"\n";
@@ -86,9 +86,13 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     })
 }
 
-/// Mean connect time of connections that begin evenly over each outage, and the median time of a request that is lost
+/// Mean connect time of the connections that begin in each outage, a hundred a second, and the median time of a request that is lost
 /// once, milliseconds.
-fn measure(way: Way, sizes: SampleSizes, programs: &Path) -> anyhow::Result<[f64; 5]> {
+fn measure(
+    way: Way,
+    sizes: SampleSizes,
+    programs: &Path,
+) -> anyhow::Result<[f64; OUTAGES_MS.len() + 1]> {
     let mut env = TestEnv::of(programs.join("rto-agent"))?;
     let client = env.net.client.clone();
     let mut _foreign = None;
@@ -114,30 +118,18 @@ fn measure(way: Way, sizes: SampleSizes, programs: &Path) -> anyhow::Result<[f64
     let to: SocketAddr = format!("{SERVER_V4}:{PORT}").parse()?;
     let request = lost_request(&env, to, sizes.rounds)?;
 
-    let each = u16::try_from(sizes.handshakes / 10)?;
-    let left = |outage_ms: u32| {
-        (0..each).map(move |i| {
-            Duration::from_millis(outage_ms.into()) * (2 * u32::from(i) + 1) / (2 * u32::from(each))
-        })
-    };
-    let losses = OUTAGES_MS.into_iter().flat_map(left).zip(1000..);
-    let losses: Vec<_> = losses
-        .map(|(left, port)| (port, Lost::Syns, left))
-        .collect();
-    lose_handshakes(&client, &env.net.server, &losses)?;
-    let from = |port: u16| Some((Ipv4Addr::UNSPECIFIED, port).into());
-    let ends = losses.iter().map(|(port, ..)| (from(*port), to)).collect();
-    let cgroup = Some(env.cgroup.path());
-    let mut attempts = Attempts::load(&program, &client, cgroup, vec![ends], Own::new())?;
-    attempts.start()?;
-    let outcomes = attempts.outcomes()?;
-    let means = outcomes.chunks(each.into()).map(|all| {
-        let took = all.iter().map(|one| one.took).sum::<Duration>();
-        took.as_secs_f64() * 1e3 / f64::from(each)
-    });
-    let mut times = [request; 5];
-    for (time, mean) in times.iter_mut().zip(means) {
-        *time = mean;
+    let mut times = [request; OUTAGES_MS.len() + 1];
+    for (time, outage_ms) in times.iter_mut().zip(OUTAGES_MS) {
+        env.net
+            .server_loses_syns_for(Duration::from_millis(outage_ms))?;
+        // A group each, which begin 10 ms apart.
+        let ends = vec![vec![(None, to)]; usize::try_from(outage_ms / 10)?];
+        let cgroup = Some(env.cgroup.path());
+        let mut attempts = Attempts::load(&program, &client, cgroup, ends, Own::new())?;
+        attempts.start()?;
+        let took: Vec<_> = attempts.outcomes()?.iter().map(|one| one.took).collect();
+        *time = millis(took.iter().sum::<Duration>()) / took.len() as f64;
+        env.net.drop_nothing()?;
     }
     Ok(times)
 }

@@ -8,7 +8,7 @@ use rto_agent_common::{Policy as KernelPolicy, policy_flags};
 use self::compiler::Compiler;
 pub use self::compiler::{EffectiveSetting, SettingError};
 use super::{
-    Adjustment, Cidr, Guard, HostFacts, InitialRtoSetting, PolicyName, Remark, Settings,
+    Adjustment, Cidr, Guard, HostFacts, InitialRtoSetting, PolicyName, Remark, Settings, Terms,
     units::{format_duration, jiffies_to_usecs, tenths_of_s},
 };
 
@@ -178,20 +178,22 @@ pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), Settin
         return Ok(());
     }
     let bound = format_duration(WIDE_INITIAL_RTO);
-    let too_short = |setting, value: String, becomes: &str, or: &str| SettingError {
-        given: Some((setting, value)),
-        reason: Remark::new(|terms| {
-            format!(
-                "too short for {cidr}: {becomes}below {bound} on a prefix shorter than \
+    let too_short =
+        |setting, value: String, becomes: &str, or: fn(Terms) -> &'static str| SettingError {
+            given: Some((setting, value)),
+            reason: Remark::new(|terms| {
+                let or = or(terms);
+                format!(
+                    "too short for {cidr}: {becomes}below {bound} on a prefix shorter than \
                  /{narrowest} needs {}{or}, because such a wide prefix contains more distant hosts",
-                terms.with("force", true)
-            )
-        }),
-    };
+                    terms.with("force", true)
+                )
+            }),
+        };
     // (An automatic syn_ack_rto is no shorter than initial_rto.)
     for (setting, rto) in settings.fixed_timers() {
         if setting != "rto_min" && rto < WIDE_INITIAL_RTO {
-            return Err(too_short(setting, format_duration(rto), "", ""));
+            return Err(too_short(setting, format_duration(rto), "", |_| ""));
         }
     }
     if let Some(auto) = settings.auto_initial_rto()
@@ -199,8 +201,15 @@ pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), Settin
     {
         let becomes = format!("it may become {}; ", format_duration(auto.least()));
         let value = InitialRtoSetting::Auto(*auto).to_string();
-        let or = format!(" or min = {bound}");
-        return Err(too_short("initial_rto", value, &becomes, &or));
+        return Err(too_short(
+            "initial_rto",
+            value,
+            &becomes,
+            |terms| match terms {
+                Terms::File => " or min = 200ms",
+                Terms::Options => " or --initial-rto auto,min=200ms",
+            },
+        ));
     }
     Ok(())
 }

@@ -349,7 +349,7 @@ impl Control {
 
     /// Stores what is not stored yet. Called when the engine stops.
     pub(super) fn save_last(&mut self, store: &mut TuningStore) {
-        if self.tuning.has_changed() || self.tuning.has_grown() {
+        if self.tuning.is_unstored() {
             self.save(store);
         }
     }

@@ -5,7 +5,8 @@ use rto_agent_core::{
     policy::{
         Cidr, Location, PolicyName, Settings, Terms,
         compile::{
-            SettingError, check_is_counted, check_prefix_width, short_for_width, uncounted_holdout,
+            SettingError, check_is_counted, check_prefix_width, compile, short_for_width,
+            uncounted_holdout,
         },
     },
     printable,
@@ -51,6 +52,13 @@ pub(super) fn add(
     if !engine.config.config.agent.statistics {
         check_is_counted(&settings).map_err(refusal)?;
     }
+    if request.settings.is_some() {
+        // Their user does not know the name that the policy gets.
+        compile(&name, &settings, &engine.desired().host).map_err(|errors| {
+            let lines: Vec<_> = errors.iter().map(|error| error.text(terms)).collect();
+            EngineError::Refused(lines.join("\n"))
+        })?;
+    }
     verify_entries(engine, &cidrs, &name);
     let mut taken = Notes::default();
     taken.add_taken(&engine.resolved.set.entries, &cidrs, &name);
@@ -81,8 +89,7 @@ pub(super) fn add(
         let desired = engine.desired();
         let lifetimes_changed = desired.runtime.other_expiries(&cidrs, expires_ms);
         let next = desired.with_entries(&cidrs, &entry, &settings);
-        let change = engine.change(&next, &Persist::Runtime, &Cause::done("add", by));
-        let change = change.map_err(|error| in_terms(error, &name, terms))?;
+        let change = engine.change(&next, &Persist::Runtime, &Cause::done("add", by))?;
         let compiled = engine.resolved.policies.get(&name);
         let warnings = compiled.into_iter().flat_map(|compiled| &compiled.warnings);
         let mut notes: Vec<_> = warnings.map(|text| text.text(terms).to_owned()).collect();
@@ -229,20 +236,6 @@ fn save(
     let saved = format!("saved to {}", printable::path(&file));
     answer.notes.insert(0, saved);
     Ok(answer)
-}
-
-/// The error of an `add`. The user of options does not know the name that their policy gets.
-fn in_terms(error: EngineError, name: &PolicyName, terms: Terms) -> EngineError {
-    match error {
-        EngineError::Policies(errors) if terms == Terms::Options => {
-            let lines = errors.iter().map(|error| match error.policy == *name {
-                true => error.error.text(terms),
-                false => error.to_string(),
-            });
-            EngineError::Refused(lines.collect::<Vec<_>>().join("\n"))
-        }
-        other => other,
-    }
 }
 
 /// The memory that an `add` of these CIDRs needs.

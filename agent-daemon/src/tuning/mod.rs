@@ -278,6 +278,12 @@ impl Tuning {
         policies.any(|policy| policy.has_grown && policy.acts())
     }
 
+    /// Whether any counters have grown since the last [`Tuning::was_stored`].
+    #[must_use]
+    pub fn is_unstored(&self) -> bool {
+        self.has_changed || self.policies.values().any(|policy| policy.has_grown)
+    }
+
     /// The state has been stored.
     pub fn was_stored(&mut self) {
         self.has_changed = false;
@@ -312,8 +318,12 @@ impl Tuning {
         name: &PolicyName,
         decide: impl FnOnce(&mut PolicyTuning) -> Vec<(TimerId, Transition)>,
     ) -> Vec<TunedEvent> {
-        let transitions = self.policies.get_mut(name).map(decide).unwrap_or_default();
-        self.has_changed |= !transitions.is_empty();
+        let Some(policy) = self.policies.get_mut(name) else {
+            return Vec::new();
+        };
+        let repath_jiffies = policy.repath_jiffies();
+        let transitions = decide(policy);
+        self.has_changed |= !transitions.is_empty() || policy.repath_jiffies() != repath_jiffies;
         let events = transitions
             .into_iter()
             .map(|(timer, transition)| TunedEvent {

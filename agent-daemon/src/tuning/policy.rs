@@ -359,6 +359,15 @@ impl PolicyTuning {
         all
     }
 
+    /// [`rto_agent_common::Policy::repath_jiffies`].
+    pub(super) fn repath_jiffies(&self) -> u16 {
+        let active = self.state.timers.get(&TimerId::Active);
+        let repath = active
+            .filter(|timer| timer.is_set)
+            .and_then(|timer| timer.tuner.repath_jiffies());
+        repath.map_or(0, |jiffies| u16::try_from(jiffies).unwrap_or(u16::MAX))
+    }
+
     /// The decisions about the policy.
     pub(super) fn adjustment(&self) -> Adjustment {
         let hz = self.spec.host.hz;
@@ -366,12 +375,10 @@ impl PolicyTuning {
             let timer = self.state.timers.get(&id);
             timer.map_or_else(InitialRto::default, |timer| timer.initial_rto(hz))
         };
-        let active = self.state.timers.get(&TimerId::Active);
-        let repath = active.and_then(|timer| timer.tuner.repath_jiffies());
         Adjustment {
             active: initial_rto(TimerId::Active),
             passive: initial_rto(TimerId::Passive),
-            repath_jiffies: repath.map_or(0, |jiffies| u16::try_from(jiffies).unwrap_or(u16::MAX)),
+            repath_jiffies: self.repath_jiffies(),
             harm: self.is_harm(),
         }
     }

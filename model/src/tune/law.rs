@@ -80,8 +80,6 @@ const fn with_headroom(us: u64, halves: u64) -> u64 {
 pub struct Want {
     /// The timer, jiffies.
     pub jiffies: u64,
-    /// The same without the settings' bounds, at most the kernel's own: from when an answer would have arrived.
-    pub unbounded: u64,
     /// The value to which a shorter timer is raised, jiffies; larger than `jiffies` if the last
     /// samples require more. When a path has just become longer, each second only part of the last
     /// samples shows it, so the value would otherwise rise in many steps.
@@ -97,8 +95,7 @@ impl Want {
     pub fn of(history: &History, settings: &Settings) -> Option<Self> {
         let slow_us = slow_us(history, settings)?;
         let fast_us = fast_us(history.recent());
-        let required_us = slow_us.max(fast_us.unwrap_or(0));
-        let jiffies = settings.clamped(required_us);
+        let jiffies = settings.clamped(slow_us.max(fast_us.unwrap_or(0)));
         let raised = fast_us
             .filter(|us| *us > slow_us)
             .map(|us| settings.clamped(us.saturating_mul(2)))
@@ -106,7 +103,6 @@ impl Want {
             .filter(|raised| (jiffies..settings.largest()).contains(raised));
         Some(Self {
             jiffies,
-            unbounded: settings.jiffies(required_us.clamp(1, INITIAL_RTO_US)),
             raised: raised.unwrap_or(jiffies),
             slow_us,
             fast_us,

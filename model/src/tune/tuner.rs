@@ -274,6 +274,7 @@ pub struct Tuner {
     last_step_ms: Option<u64>,
     /// End of fallback (spurious).
     hold_until_ms: u64,
+    /// Of a configured value.
     repath: Option<Repath>,
 }
 
@@ -336,10 +337,13 @@ impl Tuner {
         self.jiffies
     }
 
-    /// What the law says of the path, whatever the value is: from this time on after a SYN, jiffies, its answer would have
-    /// arrived, and retransmissions may take another path. `None`: nothing is learnt.
+    /// What the law says of the path, also if the value is configured: from this time on after a SYN, jiffies, its answer
+    /// would have arrived, and retransmissions may take another path. `None`: nothing is learnt.
     pub fn repath_jiffies(&self) -> Option<u64> {
-        self.repath.map(|repath| repath.jiffies)
+        match self.configured {
+            Some(_) => self.repath.map(|repath| repath.jiffies),
+            None => self.jiffies,
+        }
     }
 
     /// The current epoch, which counts the values.
@@ -380,7 +384,9 @@ impl Tuner {
         self.counts.add(&growth.counts);
         let want = self.want();
         let is_old = now_ms.saturating_sub(last_ms) > MEMORY_MS;
-        self.follow_path(now_ms, want, is_old);
+        if self.configured.is_some() {
+            self.follow_path(now_ms, want, is_old);
+        }
         match self.state {
             State::Frozen => None,
             State::FallbackSpurious => {
@@ -464,9 +470,9 @@ impl Tuner {
         self.enter(now_ms, state, cause, value)
     }
 
-    /// Follows the path, also if the value is configured: at once to a longer time, after a minute to a shorter one.
+    /// Follows the path: at once to a longer time, after a minute to a shorter one.
     fn follow_path(&mut self, now_ms: u64, want: Option<Want>, is_old: bool) {
-        let Some(jiffies) = want.map(|want| want.unbounded) else {
+        let Some(jiffies) = want.map(|want| want.jiffies) else {
             self.repath = self.repath.filter(|_| !is_old);
             return;
         };

@@ -71,6 +71,17 @@ fn add_names_settings_as_options() -> anyhow::Result<()> {
         error.contains("needs --force") && !error.contains(" = "),
         "{error}"
     );
+    for (option, value) in [
+        ("--rto-min", "1ms"),
+        ("--guard", "on"),
+        ("--mode", "advise"),
+    ] {
+        let error = env.cli_fails(&["add", "10.1.0.0/24", option, value])?;
+        ensure!(
+            error.contains(&format!("{option} {value}: ")) && !error.contains("adhoc"),
+            "{error}"
+        );
+    }
     // An error about a policy of the files uses the terms of the files.
     env.cli_refuses(&["add", "0.0.0.0/33", "--policy", "near"], "0 to 32")?;
     env.cli_says(

@@ -427,6 +427,7 @@ mod tests {
         host.run(4_000, true);
         let outcome = host.end();
         let saved_ms = outcome.saved_ms();
-        assert!((saved_ms - 9.0).abs() < 0.5, "{saved_ms}");
+        // 0.9 s for each loss; three standard deviations of the number of losses, which is 2,000.
+        assert!((saved_ms - 9.0).abs() < 0.6, "{saved_ms}");
     }
 }

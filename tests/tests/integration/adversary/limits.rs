@@ -46,7 +46,10 @@ refused, polls = 0, 0
 while not refused and polls < 60:
     polls += 1
     for fd, _ in poll.poll(1000):
-        refused += held[fd][0].recv(12) == b"HTTP/1.1 503"
+        try:
+            refused += held[fd][0].recv(12) == b"HTTP/1.1 503"
+        except OSError:
+            pass
 print(refused, flush=True)
 poll.register(0, select.POLLIN)
 while True:
@@ -91,7 +94,7 @@ fn a_member_of_the_group_does_not_keep_root_out() -> anyhow::Result<()> {
         let stdout = child.0.stdout.take().context("no stdout")?;
         let mut refused = String::new();
         BufReader::new(stdout).read_line(&mut refused)?;
-        ensure!(refused.trim() != "0", "none was refused: {refused:?}");
+        ensure!(refused.trim().parse::<u32>()? > 0, "none was refused");
         members.push(child);
     }
     let took: anyhow::Result<_> = (0..20).map(|_| status(env)).collect();

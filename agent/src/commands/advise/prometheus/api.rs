@@ -288,12 +288,14 @@ mod tests {
 
     #[test]
     fn endless_answer_is_refused() {
-        use std::io::Write as _;
+        use std::io::{Read as _, Write as _};
 
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let endless = std::thread::spawn(move || {
             let (mut client, _) = listener.accept().unwrap();
+            // A client takes no answer before its request.
+            assert!(client.read(&mut [0; 1024]).unwrap() > 0);
             client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
             let piece = vec![b' '; 1 << 20];
             let mut sent = 0;
