@@ -54,7 +54,7 @@ fn begin_both(env: &TestEnv, count: usize, own: &Own) -> anyhow::Result<Attempts
 /// with their original options.
 fn end_both(begun: Attempts, result: &str) -> anyhow::Result<[Duration; 2]> {
     let mut longest = [Duration::ZERO; 2];
-    for pair in begun.outcomes()?.chunks_exact(2) {
+    for pair in begun.outcomes()?.as_chunks::<2>().0 {
         for (longest, attempt) in longest.iter_mut().zip(pair) {
             ensure!(attempt.result == result, "{attempt:?}");
             ensure!(attempt.before == attempt.after, "{attempt:?}");
