@@ -379,8 +379,10 @@ test!(learning_ignores_handshakes_with_lost_syn_acks);
 /// One SYN-ACK in 33 is lost at an RTT of 3 ms: such a handshake takes until the other end's timer, which is no path RTT.
 fn learning_ignores_handshakes_with_lost_syn_acks() -> anyhow::Result<()> {
     const NEAR_RTT: Duration = Duration::from_millis(3);
+    // With the time of such a handshake it would be a second. The law triples the longest time, which a busy machine
+    // delays by a tenth of a second; the simulated test has a narrower range.
     const RANGE: std::ops::RangeInclusive<Duration> =
-        Duration::from_millis(60)..=Duration::from_millis(100);
+        Duration::from_millis(60)..=Duration::from_millis(450);
     let env = TestEnv::with(
         "[policy.near]\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\ninitial_rto = \"auto\"\n",
     )?;
