@@ -86,8 +86,8 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     })
 }
 
-/// Mean connect time of the connections that begin in each outage, a hundred a second, and the median time of a request that is lost
-/// once, milliseconds.
+/// Mean connect time of the connections that begin in each outage, a hundred a second, and the median time of a request
+/// that is lost once, milliseconds.
 fn measure(
     way: Way,
     sizes: SampleSizes,

@@ -143,13 +143,13 @@ impl Args {
             let result = self.measure(name, programs);
             let BenchResult { text, goals: more } = result.with_context(|| name.part())?;
             all_met &= more.iter().all(|goal| goal.met);
-            let text = match name {
-                Name::Scale => format!("{}\n{text}\n{}", own.end()?, goals_table(&more)),
-                Name::Alternatives => format!("{}\n{text}", own.end()?),
-                _ => {
-                    goals.extend(more);
-                    text
-                }
+            let text = if !name.has_own_page() {
+                goals.extend(more);
+                text
+            } else if more.is_empty() {
+                format!("{}\n{text}", own.end()?)
+            } else {
+                format!("{}\n{text}\n{}", own.end()?, goals_table(&more))
             };
             println!("{text}");
             parts.push((name, text));
@@ -194,7 +194,7 @@ impl Args {
         }
         let is_all = self.names.is_empty() && !self.quick;
         for (name, text) in parts {
-            if is_all || self.write && matches!(name, Name::Scale | Name::Alternatives) {
+            if is_all || self.write && name.has_own_page() {
                 page::rewrite(&name.part(), text)?;
             }
         }
@@ -215,6 +215,11 @@ impl Args {
 }
 
 impl Name {
+    /// Whether its results are on a separate page.
+    const fn has_own_page(self) -> bool {
+        matches!(self, Self::Scale | Self::Alternatives)
+    }
+
     fn part(self) -> String {
         let value = self.to_possible_value();
         value.map_or_else(String::new, |value| value.get_name().to_owned())

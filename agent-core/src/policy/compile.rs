@@ -178,38 +178,35 @@ pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), Settin
         return Ok(());
     }
     let bound = format_duration(WIDE_INITIAL_RTO);
-    let too_short =
-        |setting, value: String, becomes: &str, or: fn(Terms) -> &'static str| SettingError {
-            given: Some((setting, value)),
-            reason: Remark::new(|terms| {
-                let or = or(terms);
-                format!(
-                    "too short for {cidr}: {becomes}below {bound} on a prefix shorter than \
-                 /{narrowest} needs {}{or}, because such a wide prefix contains more distant hosts",
-                    terms.with("force", true)
-                )
-            }),
-        };
+    // `least`: of a learnt value.
+    let too_short = |setting, value: String, least: Option<Duration>| SettingError {
+        given: Some((setting, value)),
+        reason: Remark::new(|terms| {
+            let becomes = least.map(|least| format!("it may become {}; ", format_duration(least)));
+            let or = least.map(|_| match terms {
+                Terms::File => format!(" or min = {bound}"),
+                Terms::Options => format!(" or {} auto,min={bound}", terms.name(setting)),
+            });
+            format!(
+                "too short for {cidr}: {}below {bound} on a prefix shorter than /{narrowest} needs \
+                 {}{}, because such a wide prefix contains more distant hosts",
+                becomes.unwrap_or_default(),
+                terms.with("force", true),
+                or.unwrap_or_default()
+            )
+        }),
+    };
     // (An automatic syn_ack_rto is no shorter than initial_rto.)
     for (setting, rto) in settings.fixed_timers() {
         if setting != "rto_min" && rto < WIDE_INITIAL_RTO {
-            return Err(too_short(setting, format_duration(rto), "", |_| ""));
+            return Err(too_short(setting, format_duration(rto), None));
         }
     }
     if let Some(auto) = settings.auto_initial_rto()
         && auto.least() < WIDE_INITIAL_RTO
     {
-        let becomes = format!("it may become {}; ", format_duration(auto.least()));
         let value = InitialRtoSetting::Auto(*auto).to_string();
-        return Err(too_short(
-            "initial_rto",
-            value,
-            &becomes,
-            |terms| match terms {
-                Terms::File => " or min = 200ms",
-                Terms::Options => " or --initial-rto auto,min=200ms",
-            },
-        ));
+        return Err(too_short("initial_rto", value, Some(auto.least())));
     }
     Ok(())
 }

@@ -229,7 +229,8 @@ fn leaves_a_dead_path_within_a_second(anycast: &Anycast, value: &str) -> anyhow:
 
 test!(
     unlearnt_timer_leaves_a_dead_path_as_the_kernel,
-    needs = [TXREHASH]
+    needs = [TXREHASH],
+    || measured(unlearnt_timer_leaves_a_dead_path_as_the_kernel)
 );
 /// Nothing is known of the path, so an answer may still be under way.
 fn unlearnt_timer_leaves_a_dead_path_as_the_kernel() -> anyhow::Result<()> {
@@ -246,7 +247,7 @@ fn unlearnt_timer_leaves_a_dead_path_as_the_kernel() -> anyhow::Result<()> {
         policy.failed + control.failed == 0,
         "{policy:?} {control:?}"
     );
-    ensure!(hit >= 8 && control_late >= 8 && late >= hit, "{report}");
+    ensure!(hit >= 8 && control_late >= 8 && late == hit, "{report}");
     Ok(())
 }
 
@@ -278,7 +279,8 @@ fn early_syns_reach_the_same_anycast_server() -> anyhow::Result<()> {
 
 test!(
     early_syns_of_a_known_path_reach_the_same_anycast_server,
-    needs = [TXREHASH]
+    needs = [TXREHASH],
+    || measured(early_syns_of_a_known_path_reach_the_same_anycast_server)
 );
 /// The policy's timer is shorter than the path has become, and the law's time longer. There are too few connections for
 /// the fallback.
@@ -295,7 +297,7 @@ fn early_syns_of_a_known_path_reach_the_same_anycast_server() -> anyhow::Result<
     let log = anycast.link.log();
     let syns = log.iter().filter(|one| one.is(&PacketFilter::SYN)).count();
     ensure!(
-        done.failed == 0 && syns >= 3 * FEW as usize / 2,
+        done.failed == 0 && syns >= 2 * FEW as usize,
         "{done:?}, {syns} SYNs"
     );
     Ok(())

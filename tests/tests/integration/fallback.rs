@@ -56,7 +56,9 @@ fn warmed_up(per_s: u64, policies: &str) -> anyhow::Result<TestEnv> {
     Ok(env)
 }
 
-test!(fallback_spurious_begins_without_daemon);
+test!(fallback_spurious_begins_without_daemon, || measured(
+    fallback_spurious_begins_without_daemon
+));
 /// The path steps from 10 to 150 ms after the daemon is killed: 20 connections that are judged spurious begin it.
 fn fallback_spurious_begins_without_daemon() -> anyhow::Result<()> {
     const PER_S: u32 = 50;
@@ -99,10 +101,9 @@ fn fallback_spurious_begins_without_daemon() -> anyhow::Result<()> {
     // The control: before that, connections had the policy's timer.
     let timers: Vec<_> = after.iter().filter_map(|one| one.first_timer()).collect();
     let in_time = timers.iter().filter(|timer| **timer < 2 * TIMER).count();
-    // On a busy machine timers are late, and the relay may read a first SYN late.
-    let early = timers.iter().filter(|timer| **timer < TIMER - jiffy());
+    // A timer counts in jiffies, which lag behind the clock on a busy machine.
     ensure!(
-        10 * early.count() <= timers.len() && 2 * in_time > timers.len(),
+        timers.iter().all(|timer| *timer >= TIMER - jiffy()) && 2 * in_time > timers.len(),
         "{timers:?}"
     );
     let policy = InKernel::of(&path.env, "near")?;
@@ -376,14 +377,14 @@ fn dead_host_leaves_timer_to_others() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(learning_ignores_handshakes_with_lost_syn_acks);
+test!(learning_ignores_handshakes_with_lost_syn_acks, || measured(
+    learning_ignores_handshakes_with_lost_syn_acks
+));
 /// One SYN-ACK in 33 is lost at an RTT of 3 ms: such a handshake takes until the other end's timer, which is no path RTT.
 fn learning_ignores_handshakes_with_lost_syn_acks() -> anyhow::Result<()> {
     const NEAR_RTT: Duration = Duration::from_millis(3);
-    // With the time of such a handshake it would be a second. The law triples the longest time, which a busy machine
-    // delays by a tenth of a second; the simulated test has a narrower range.
     const RANGE: std::ops::RangeInclusive<Duration> =
-        Duration::from_millis(60)..=Duration::from_millis(450);
+        Duration::from_millis(60)..=Duration::from_millis(100);
     let env = TestEnv::with(
         "[policy.near]\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\ninitial_rto = \"auto\"\n",
     )?;

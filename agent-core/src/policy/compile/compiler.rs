@@ -17,6 +17,7 @@ pub(super) const TIMEOUT_MIN: u64 = restart::LEAST_JIFFIES;
 pub(super) const KERNEL_INITIAL_RTO: Duration = Duration::from_secs(1);
 /// `TCP_RTO_MAX`.
 pub(super) const RTO_MAX: Duration = Duration::from_secs(syn::RTO_MAX_S);
+
 /// The effective value of one setting on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
